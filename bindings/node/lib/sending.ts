@@ -20,7 +20,7 @@ import {
 import { WeightExceedsCapacity, invalid } from "./errors.js";
 import { warn } from "./hooks.js";
 import type { HeedOptions } from "./http.js";
-import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, whole } from "./input.js";
+import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, shareOf, whole } from "./input.js";
 import type { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
 import { isSignal, priorityOf } from "./request.js";
@@ -35,6 +35,8 @@ export type { KeyOfRequest, Limits, OutgoingRequest, TokenParts, WeightOfRequest
 export interface SendingOptions extends DemandOptions {
   /** Waiting requests with a lower number are sent first. Default: 0. */
   priority?: number | undefined;
+  /** The share of a request's tenant in a shared limit: see `AcquireOptions.share`. */
+  share?: number | undefined;
   /** The longest wait of a request, and of each retry, after which the client fails with a `TimeoutError`. Default: no timeout. */
   timeout?: Duration | undefined;
   /** When it aborts, or the request's own signal does, waiting requests give up. */
@@ -60,7 +62,7 @@ export interface SendingOptions extends DemandOptions {
 }
 
 /** @internal The names of the options. */
-export const OPTIONS = [...DEMAND, "priority", "timeout", "signal", "heed", "retries", "usage", "route"];
+export const OPTIONS = [...DEMAND, "priority", "share", "timeout", "signal", "heed", "retries", "usage", "route"];
 
 /** The statuses after which the same request may be sent again. */
 const REFUSALS = [429, 503, 529];
@@ -113,6 +115,7 @@ export class Sending {
   readonly #demands: Demands;
   readonly #usage: Usage | undefined;
   readonly #priority: number;
+  readonly #share: number | undefined;
   readonly #timeout: number | undefined;
   readonly #signal: AbortSignal | undefined;
   readonly #heeds: boolean;
@@ -123,7 +126,7 @@ export class Sending {
   /** Checks the options. */
   constructor(limiter: Limits, options: SendingOptions, known: readonly string[] = OPTIONS) {
     checkOptions(options, known);
-    const { priority, timeout, signal, retries = 0, tokens, estimate, usage, route } = options;
+    const { priority, share, timeout, signal, retries = 0, tokens, estimate, usage, route } = options;
     this.#demands = new Demands(limiter, options);
     for (const [name, given] of Object.entries({ estimate, usage })) {
       if (given === undefined) continue;
@@ -134,6 +137,7 @@ export class Sending {
     if (route !== undefined && typeof route !== "function") throw invalid("route", route, "a function");
     this.#route = route;
     this.#priority = priorityOf(priority);
+    this.#share = share === undefined ? undefined : shareOf(share);
     this.#timeout = maybeMilliseconds("timeout", timeout);
     if (signal !== undefined && !isSignal(signal)) throw invalid("signal", signal, "an AbortSignal");
     this.#signal = signal;
@@ -211,7 +215,7 @@ export class Sending {
 
   /** Waits for a start. An estimate above the capacity of a part takes all of it. */
   async #acquire({ limiter, key, weight, tokens }: Start, signal: AbortSignal | undefined): Promise<Permit> {
-    const options = { key, priority: this.#priority, timeout: this.#timeout, signal };
+    const options = { key, priority: this.#priority, share: this.#share, timeout: this.#timeout, signal };
     try {
       return await limiter.acquire({ ...options, weight });
     } catch (error) {

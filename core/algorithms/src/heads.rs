@@ -126,6 +126,13 @@ pub struct Survey {
     pub units: u64,
 }
 
+impl Head {
+    /// When its waiter asked.
+    pub fn since(&self) -> Tick {
+        self.tag >> SINCE & ANY_SINCE
+    }
+}
+
 impl<'a> Heads<'a> {
     /// The number of words of a table of so many entries.
     pub const fn words(entries: u64) -> u64 {
@@ -280,6 +287,15 @@ impl<'a> Heads<'a> {
     fn order(&self) -> impl Fn(&Head) -> (u64, u64, usize) {
         let shares = self.shares.map(|shares| (shares, shares.now()));
         move |head| (shares.map_or(0, |(shares, now)| shares.lead(head.name, now)), head.tag & !ASKED, head.at)
+    }
+
+    /// All heads of a table of tenants, the next one first, and those that are skipped last: for observers.
+    pub fn in_order(&self) -> Vec<Head> {
+        let entries = self.entries.iter().enumerate();
+        let mut all: Vec<Head> = entries.filter_map(|(at, entry)| self.read(at, entry, 0)).collect();
+        let order = self.order();
+        all.sort_by_key(|head| (head.tag & SKIPPED, order(head)));
+        all
     }
 
     /// Returns whether a waiter of this name with this tag, which may be its line's head, comes before a head or is it.

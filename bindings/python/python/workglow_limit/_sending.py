@@ -122,6 +122,7 @@ class Sender(Generic[R]):
         key: KeyOf | None = None,
         weight: WeightOf = 1,
         priority: int = 0,
+        share: int | None = None,
         timeout: float | timedelta | None = None,
         heed: bool | HeedOptions = True,
         retries: int = 0,
@@ -135,6 +136,7 @@ class Sender(Generic[R]):
         self._key = key_of(key)
         self._weight = weight_of(weight)
         self._priority = whole("priority", priority, None)
+        self._share = None if share is None else whole("share", share, 1, 1000)
         self._timeout = None if timeout is None else in_seconds("timeout", timeout)
         self._heeds, self._default, self._longest = heeding(heed)
         self.retries = whole("retries", retries, 0, 100)
@@ -287,7 +289,7 @@ class Sender(Generic[R]):
         """Waits for the start. An estimate that exceeds the capacity of a part takes all of it."""
         limiter, key, weight, tokens = start
         try:
-            return await self.waiting.acquire(limiter, key, weight, self._timeout, self._priority)
+            return await self.waiting.acquire(limiter, key, weight, self._timeout, self._priority, self._share)
         except WeightExceedsCapacity:
             if not isinstance(weight, Mapping):
                 raise
@@ -298,7 +300,7 @@ class Sender(Generic[R]):
                     fitting[name] = weight[name] if most is None else min(weight[name], most)
             if fitting == weight:
                 raise
-        return await self.waiting.acquire(limiter, key, fitting, self._timeout, self._priority)
+        return await self.waiting.acquire(limiter, key, fitting, self._timeout, self._priority, self._share)
 
 
 def _used(start: Start, permit: Permit) -> Start:
@@ -385,16 +387,20 @@ class Body:
             await (self._waiting.cancel(permit) if was_never_sent else self._waiting.complete(permit))
 
 
-def acquire_here(limiter: Limiter, key: Key, weight: Weight, timeout: float | None, priority: int) -> Permit:
+def acquire_here(
+    limiter: Limiter, key: Key, weight: Weight, timeout: float | None, priority: int, share: int | None
+) -> Permit:
     """Acquires, outside a coroutine: there acquire refuses to block a loop, as a program has chosen with its client."""
-    return limiter.acquire(key, weight, timeout, priority=priority)
+    return limiter.acquire(key, weight, timeout, priority=priority, share=share)
 
 
 class _InThread:
     """Blocks the thread, without the GIL."""
 
-    async def acquire(self, limiter: Limiter, key: Key, weight: Weight, timeout: float | None, priority: int) -> Permit:
-        return acquire_here(limiter, key, weight, timeout, priority)
+    async def acquire(
+        self, limiter: Limiter, key: Key, weight: Weight, timeout: float | None, priority: int, share: int | None
+    ) -> Permit:
+        return acquire_here(limiter, key, weight, timeout, priority, share)
 
     async def peek(self, limiter: Limiter, key: str | None) -> Decision:
         return limiter.peek(key, 0)
@@ -425,8 +431,10 @@ class _InThread:
 class _InLoop:
     """Waits in an event loop."""
 
-    async def acquire(self, limiter: Limiter, key: Key, weight: Weight, timeout: float | None, priority: int) -> Permit:
-        return await limiter.acquire_async(key, weight, timeout, priority=priority)
+    async def acquire(
+        self, limiter: Limiter, key: Key, weight: Weight, timeout: float | None, priority: int, share: int | None
+    ) -> Permit:
+        return await limiter.acquire_async(key, weight, timeout, priority=priority, share=share)
 
     async def peek(self, limiter: Limiter, key: str | None) -> Decision:
         return await limiter.peek_async(key, 0)

@@ -49,6 +49,7 @@ class Options(TypedDict, total=False):
     key: KeyOf | None
     weight: WeightOf
     priority: int
+    share: int | None
     timeout: float | timedelta | None
     heed: bool | HeedOptions
     tokens: str | Mapping[str, str] | None
