@@ -17,13 +17,14 @@
 # make dist    target/dist: a wheel, an npm tarball, a C prefix
 # make web     bindings/node/dist/web: limits for browsers and edge runtimes, and their tests
 # make dist-all  target/dist/all: what will be published, as far as this machine can build it
+# make foreign  tests of the algorithms on musl and on arm64; TARGET=aarch64-unknown-linux-gnu chooses one
 # make install PREFIX=/usr/local DESTDIR=  the C library, its headers and the command; make uninstall removes them
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test quick quick-tools lint clippy format check types docs site playground bench bench-fleet instructions pictures fleet storm torture web dist dist-all wheel lowest node queues packages c install \
+.PHONY: demo test quick quick-tools lint clippy format check types docs site playground bench bench-fleet instructions pictures fleet storm torture web foreign dist dist-all wheel lowest node queues packages c install \
     uninstall members peers bench-tools bench-publish tools test-tools gone clean help
 
 VENV := target/venv
@@ -224,10 +225,16 @@ c: $(C_LIBRARY) $(C_COMMAND)
 dist: wheel node c
 	find $(DIST) -type f -not -path '$(DIST)/all/*' | sort
 
-dist-all: $(VENV)/ready node
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r scripts/requirements.txt
+dist-all: $(VENV)/zig node
 	PATH="$(abspath $(VENV))/bin:$$PATH" node scripts/dist-all.mjs $(ONLY)
 	find $(DIST)/all -type f | sort
+
+$(VENV)/zig: scripts/requirements.txt | $(VENV)/ready
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
+
+foreign: $(VENV)/zig
+	$(PYTHON) scripts/foreign $(TARGET)
 
 # ---- what there is to do ----
 
