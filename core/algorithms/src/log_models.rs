@@ -19,12 +19,19 @@ struct Cells {
     base: Cell,
     peak: Cell,
     ring: Vec<Cell>,
+    /// The size of a whole ring.
+    whole: u64,
+    nothing: Cell,
     origins: Vec<Cell>,
     time: Cell,
 }
 
 impl Cells {
     fn new(size: usize) -> Arc<Cells> {
+        Cells::small(size, size as u64)
+    }
+
+    fn small(size: usize, whole: u64) -> Arc<Cells> {
         let zeros = || (0..size).map(|_| Cell::new(0)).collect();
         let [head, cleared, own, logged, life, base, peak] = std::array::from_fn(|_| Cell::new(0));
         // Time begins beyond the window, as a store's does.
@@ -37,6 +44,8 @@ impl Cells {
             base,
             peak,
             ring: zeros(),
+            whole,
+            nothing: Cell::new(0),
             origins: zeros(),
             time: Cell::new(2 * W),
         })
@@ -49,7 +58,21 @@ impl Cells {
     fn log_in(&self, number: u64) -> Log<'_> {
         let base = self.base.load(Acquire);
         let Cells { head, cleared, own, logged, life, peak, ring, origins, .. } = self;
-        Log { head, cleared, own, logged, ring, origins, peak, life, number, base, born: 0 }
+        Log {
+            head,
+            cleared,
+            own,
+            logged,
+            ring,
+            whole: self.whole,
+            left_out: [&self.nothing; 2],
+            origins,
+            peak,
+            life,
+            number,
+            base,
+            born: 0,
+        }
     }
 
     /// Opens the cells as a caller that finds a key does: cells that are being written are not read.
@@ -274,6 +297,38 @@ fn no_start_is_lost_when_a_log_is_rewritten() {
         copy.take_over(&cells, |_| {});
         let admitted = u64::from(claimant.join().unwrap());
         assert_eq!(admitted + copy.left(2), 2);
+    });
+}
+
+/// Two callers fill a small ring, and one makes it grow: a start that only the ring forbids is not denied, and none is lost.
+#[test]
+fn a_small_ring_grows() {
+    model(|| {
+        let (small, whole) = (Cells::small(4, 8), Cells::new(8));
+        let other = small.clone();
+        let claimant = thread::spawn(move || [(); 2].map(|()| other.claim(4, 1, 0)));
+        let mine = [(); 2].map(|()| small.claim(4, 1, 0));
+        let all: Vec<_> = mine.into_iter().chain(claimant.join().unwrap()).collect();
+        assert_eq!(all.iter().filter(|claimed| matches!(claimed, Ok(Some(_)))).count(), 3);
+        assert_eq!(all.iter().filter(|claimed| claimed.is_err()).count(), 1);
+        whole.take_over(&small, |_| {});
+        assert_eq!(whole.left(4), 1);
+    });
+}
+
+/// A caller makes a small ring grow, while another starts there.
+#[test]
+fn no_start_is_lost_when_a_small_ring_grows() {
+    model(|| {
+        let (small, whole) = (Cells::small(4, 8), Cells::new(8));
+        assert_eq!(small.claim(4, 2, 0).map(|taken| taken.is_some()), Ok(true));
+        let other = small.clone();
+        let claimant = thread::spawn(move || [(); 2].map(|()| other.claim(4, 1, 0)));
+        whole.take_over(&small, |_| {});
+        let theirs = claimant.join().unwrap();
+        assert!(!theirs.contains(&Ok(None)), "no start is denied");
+        let admitted = theirs.iter().filter(|claimed| claimed.is_ok()).count() as u64;
+        assert_eq!(admitted + whole.left(4), 2);
     });
 }
 

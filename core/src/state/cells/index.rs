@@ -7,7 +7,7 @@
 //! The block of a key never moves while it belongs to that key, but a key may move to another block: see `rewrite.rs`.
 //! The work that needs the structure lock (full segments, idle keys) is in `space.rs`.
 
-use super::block::{hash_in, table_in};
+use super::block::{hash_in, table_in, try_words};
 use super::home::{Blocked, Home, KeyAt, Table};
 use super::layout::{At, BlockAt, DirectoryAt, SegmentAt, index_word, key_word, table_word};
 use super::segment::{SegmentCells, block, empty, entry, tag, untagged};
@@ -153,7 +153,7 @@ impl<'h> Index<'h, '_> {
         if let Some((found, _)) = self.glance(self.root_word(), hash) {
             return Ok(found);
         }
-        match self.home.of(self.table).may_restore() {
+        match self.home.of(self.table).is_added_under_lock() {
             false => self.find_or_begin(hash, &|at| self.home.block(at).begin(self.table, hash, text, &[])),
             true => self.find(hash)?.ok_or(Blocked::Unrestored),
         }
@@ -193,7 +193,7 @@ impl<'h> Index<'h, '_> {
             if entry >> index_word::TAG == tag {
                 // An empty slot with this tag leads to no block.
                 let at = untagged(entry);
-                let words = seen.get(at.offset(), key_word::RING + self.table.ring)?;
+                let words = try_words(seen, at, self.table)?;
                 let head = words.first_chunk()?;
                 // Read the life first, as in `probe`.
                 let life = words[key_word::LIFE as usize].load(Acquire);
@@ -219,6 +219,8 @@ impl<'h> Index<'h, '_> {
         let at = self.block_for_new_key((segment, life), hash)?;
         fault::point("key-allocated");
         let Some(new) = begin(at) else { return Err(Blocked::Full) };
+        // It may need a larger block.
+        let at = new.at;
         let slots = segment.slots();
         loop {
             match slots[slot as usize].compare_exchange(empty(life), entry(hash, at), AcqRel, Acquire) {

@@ -11,11 +11,10 @@
 //! A limit counts its words when they are taken and returned. The count errs by a few blocks if a process dies in
 //! between, or by a segment if it dies while it rewrites one. Each search for idle keys that has passed all keys of a
 //! limit corrects it: it adds up the words of each segment that it passes, and what is taken and returned behind it. No
-//! decision depends on it: a wrong count makes a share larger or smaller for a while. The copies of
-//! cancelled starts are not counted, which at most doubles a block. Three times what is left is a bound all the same.
+//! decision depends on it: a wrong count makes a share larger or smaller for a while.
 
 use super::home::{Home, Table};
-use super::layout::{FREE_KEYS, LimitAt, index_word, key_word, limit_word};
+use super::layout::{BlockAt, FREE_KEYS, LimitAt, OLDER_WORDS, index_word, key_word, limit_word};
 use super::segment::SegmentCells;
 use super::table::TableCells;
 use crate::atomic::*;
@@ -43,6 +42,12 @@ impl TableCells<'_, '_> {
         most / ((TIMES + 1) * block)
     }
 
+    /// Returns whether the limit may have so many words more for one of its keys.
+    pub fn has_share_for(self, words: u64) -> bool {
+        let has = self.home.limit_words(self.limit()) + words;
+        has <= TIMES * self.left_words().saturating_sub(words)
+    }
+
     /// The number of words that are left for its keys.
     fn left_words(self) -> u64 {
         let list = self.home.arena.word(FREE_KEYS + self.home.block_class(self.table.policy));
@@ -64,9 +69,17 @@ impl TableCells<'_, '_> {
 }
 
 impl Home {
-    /// The words that the block of a key takes.
+    /// The words that the block of a new key takes.
     pub(in crate::state) fn block_words(&self, policy: Policy) -> u64 {
         arena::aligned(self.key_words(policy))
+    }
+
+    /// The words that a key's block takes, and what belongs to it.
+    pub(in crate::state) fn words_of(&self, own: &Table, at: BlockAt) -> u64 {
+        let block = self.block(at);
+        let copied = own.is_log && block.word(key_word::ORIGINS).load(Relaxed) != 0;
+        let origins = if copied { arena::aligned(block.ring() + OLDER_WORDS) } else { 0 };
+        arena::aligned(self.words_with(own.policy, block.ring())) + origins
     }
 
     /// The words that the keys of a limit take.
@@ -100,15 +113,11 @@ impl Home {
     pub(in crate::state) fn segment_words(&self, table: &Table, segment: SegmentCells) -> u64 {
         let word = |word| segment.word(word).load(Acquire);
         let (is_old, block) = (segment.is_old(table), self.block_words(table.policy));
-        let keys = if is_old || self.limit(self.of(table).limit()).has_plans() {
-            let words = |at| match self.block(at) {
-                block if block.is_stub() => STUB_WORDS,
-                block => self.block_words(block.table(table).policy),
-            };
-            segment.entries().map(words).sum()
-        } else {
-            segment.entries().count() as u64 * block
+        let words = |at| match self.block(at) {
+            block if block.is_stub() => STUB_WORDS,
+            block => self.words_of(&block.table(table), at),
         };
+        let keys: u64 = segment.entries().map(words).sum();
         let stocked = word(index_word::FREE).saturating_sub(word(index_word::TAKEN) & !index_word::CLOSED);
         let stock = stocked.min(segment.capacity()) + u64::from(word(index_word::RETURNED) != 0);
         let stock_block = if is_old { self.block_words(segment.policy()) } else { block };

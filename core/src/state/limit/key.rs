@@ -13,7 +13,7 @@ use crate::algorithm::{Algorithm, Sealed};
 use crate::atomic::*;
 use crate::hash::Hash;
 use crate::policy::Shape;
-use crate::state::cells::block::{Block, Head, grants, meter, slices};
+use crate::state::cells::block::{Block, Head, grants, meter, ring_in, slices};
 use crate::state::cells::home::{AtOnce, Blocked, Found, Home, KeyAt, Table};
 use crate::state::cells::layout::{LimitAt, key_word};
 use crate::state::counts::Counts;
@@ -95,6 +95,13 @@ impl<'a> Key<'a> {
             _ if self.table.is_log => self.log().decide::<LOOK>(ask, || self.now(), view),
             _ => self.decide_in_windows::<LOOK>(ask, view),
         }
+    }
+
+    /// Why its cells could not decide on a start of this weight.
+    #[cold]
+    pub fn why_sealed(&self, weight: u64) -> Blocked {
+        let is_small = self.table.is_log && ring_in(self.head()) < self.table.ring;
+        if is_small { Blocked::Small(weight) } else { Blocked::Sealed }
     }
 
     #[inline(always)]

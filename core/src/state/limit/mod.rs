@@ -524,12 +524,28 @@ impl Limit {
                     mended => mended,
                 };
             }
+            Blocked::Small(weight) if bound.home().limit(bound.limit).table_at() == table => {
+                return self.grow_key(hash, weight);
+            }
             // A sealed segment may be full, or its table may be in replacement, which is completed first.
             Blocked::Full if bound.home().limit(bound.limit).table_at() == table => return self.make_space(hash),
-            Blocked::Sealed | Blocked::Full => {}
+            Blocked::Sealed | Blocked::Small(_) | Blocked::Full => {}
         }
         bound.follow();
         Ok(())
+    }
+
+    /// Gives a key a larger ring, if a start of this weight needs it. That takes microseconds, so a caller that must not
+    /// wait does it, too, unless the lock is busy.
+    fn grow_key(&self, hash: Hash, weight: u64) -> Result<()> {
+        let grow = |timeout| self.with_table_for(timeout, |home, _, table| home.mend_key(table, hash, weight));
+        if MayWait::here() != MayWait::Never {
+            return grow(self.store.options.timeout);
+        }
+        match MayWait::BrieflyHere.during(|| grow(Duration::ZERO)) {
+            Err(Error::StoreTimeout { .. }) => Err(Error::WouldWait),
+            grown => grown,
+        }
     }
 
     /// Makes space for a new key, in steps between which the lock is free.

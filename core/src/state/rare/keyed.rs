@@ -13,6 +13,7 @@
 //! The database decides which key is on which plan (`policies.rs`). The lane follows, in steps that can be repeated
 //! from the start.
 
+use super::rewrite::{Room, units_of};
 use super::space::{MAX_TURNS, Need, Search};
 use crate::algorithm::Start;
 use crate::algorithm::leases::SLOT_WORDS;
@@ -123,7 +124,7 @@ impl Locked<'_> {
         // Its segment may have to be rewritten in two parts, together with a directory.
         let depth = self.index(&table).root().map_or(0, Root::depth);
         let segments = 2 * (index_word::SLOTS + 2 * index_word::MAX_CAPACITY) + index_word::SLOTS + (2 << depth);
-        self.grow(plan + 2 * (self.key_words(policy) + self.ring(policy)) + segments)
+        self.grow(plan + 2 * self.most_words(policy) + segments)
     }
 
     /// Applies a policy of its own, or the limit's, to a key. Its starts keep counting; places are exchanged.
@@ -165,7 +166,7 @@ impl Locked<'_> {
                     self.replace(limit, table.policy.after(current.policy), false)?;
                     continue;
                 }
-                self.rewrite_as(&table, hash, &own, |_| {})?;
+                self.rewrite_as(&table, hash, &own, Room::NONE, |_| {})?;
             } else if policy.is_some() {
                 self.block(from.at).word(key_word::TABLE).store(own.at.offset(), Release);
             } else {
@@ -295,14 +296,14 @@ impl Locked<'_> {
 
     /// A block with the cells of a key that had none, with these starts. It is not published yet.
     pub(super) fn write_key(&self, own: &Table, hash: Hash, text: &str, starts: &[Start]) -> Result<BlockAt> {
+        let ring = self.ring_for(own.policy, units_of(starts) + self.of(own).lost_units(), 0);
         loop {
-            // The same amount for which space was made.
-            let need = self.key_words(own.policy) + 16;
-            let new = || {
-                let space = if self.arena.has_space(need) { Ok(()) } else { self.grow_for_keys(2 * need) };
-                space.and_then(|()| self.allocate(self.key_words(own.policy)))
-            };
-            let block = self.used_block(own.policy).map_or_else(new, Ok)?;
+            // At least the amount for which space was made.
+            let need = self.words_with(own.policy, ring) + 16;
+            if self.used_of(self.class_of(own.policy, ring)) == 0 && !self.arena.has_space(need) {
+                self.grow_for_keys(2 * need)?;
+            }
+            let block = self.unused_block(own.policy, ring)?;
             // A block that has used up its lives is abandoned.
             if let Some(new) = self.block(block).begin(own, hash, text, starts) {
                 return Ok(new.at);
@@ -323,7 +324,7 @@ impl Locked<'_> {
         self.block(into).copy_identity(self, self.block(stub), true);
         index.set_entry(self, slot, hash, into);
         self.retire_stub(stub);
-        self.take_words(self.of(own).limit(), hash, self.block_words(own.policy) - STUB_WORDS);
+        self.take_words(self.of(own).limit(), hash, self.words_of(own, into) - STUB_WORDS);
         Ok(())
     }
 }

@@ -13,6 +13,7 @@
 //! Changes of one limit come one after another. Changes of several limits form a list, of which only the first may be
 //! half published.
 
+use super::rewrite::Room;
 use crate::atomic::*;
 use crate::damage::bounded;
 use crate::error::{Error, Result};
@@ -149,6 +150,7 @@ impl Locked<'_> {
         self.set(new.at + table_word::CLEARED, cleared);
         let root = self.index(&old).root().expect("a table in use has an index");
         self.arena.word(new.at + table_word::INDEX).store(root.again().0, Release);
+        let had = self.words_of(&old, At::new(self.of(&old).empty_key().load(Acquire)));
         let empty = self.write_empty_key(&old, &new, is_forgetting)?;
         self.arena.word(new.at + table_word::EMPTY_KEY).store(empty.offset(), Release);
         // In this order, so that a process that dies leaves a change that is either not published or in the list.
@@ -168,7 +170,7 @@ impl Locked<'_> {
             self.limit(limit).policy_changed();
         }
         // The block of the key "".
-        self.take_instead(&new, self.hash(b'k', ""), old.policy, policy);
+        self.take_instead(&new, self.hash(b'k', ""), had, self.words_of(&new, empty));
         self.complete();
         Ok(())
     }
@@ -182,7 +184,7 @@ impl Locked<'_> {
         }
         let from = BlockAt::new(self.of(old).empty_key().load(Acquire));
         let life = self.block(from).word(key_word::LIFE).load(Acquire);
-        self.write_elsewhere(old, KeyAt { at: from, life, table: old.at }, new, |_| {})
+        self.write_elsewhere(old, KeyAt { at: from, life, table: old.at }, new, Room::NONE, |_| {})
     }
 
     /// Continues a change in which a process died. For every holder of the structure lock.
@@ -293,7 +295,7 @@ impl Locked<'_> {
             if !self.of(table).is_before(&own) || self.block(at).is_idle(&own) {
                 continue;
             }
-            self.rewrite_as(table, self.block(at).hash(), table, |_| {})?;
+            self.rewrite_as(table, self.block(at).hash(), table, Room::NONE, |_| {})?;
             if (n % 16 == 0 || fault::takes_small_steps()) && is_over(began) {
                 return Ok(false);
             }
@@ -313,12 +315,12 @@ impl Locked<'_> {
         if !found.is_some_and(|(_, found)| self.of(table).is_before(&self.of(table).for_key(found))) {
             return Ok(false);
         }
-        self.rewrite_as(table, hash, table, |_| {}).map(|_| true)
+        self.rewrite_as(table, hash, table, Room::NONE, |_| {}).map(|_| true)
     }
 
     /// Makes space for a replacing policy, so that applying it cannot fail, or for a new limit.
     pub fn make_space_for(&self, limit: Option<LimitAt>, policy: Policy) -> Result<()> {
-        let block = self.key_words(policy) + self.ring(policy) + 16;
+        let block = self.most_words(policy) + 16;
         let segment = |slots| index_word::SLOTS + 2 * slots + 16;
         let Some(limit) = limit else {
             return self.grow(limit_word::WORDS + table_word::WORDS + 2 * block + segment(index_word::FIRST_CAPACITY));
@@ -332,11 +334,16 @@ impl Locked<'_> {
             let parts: u64 = full.map(|of| segment(of.capacity())).sum();
             parts + 2 * segment(index_word::MAX_CAPACITY) + segment(1 << depth)
         };
-        // The block of a moved key serves the next key, if it is as large: see `block_to_write`.
-        let is_same = self.block_class(policy) == self.block_class(table.policy);
+        // The block of a moved key serves the next key, if it is as large: see `block_to_write`. (Where rings grow, each
+        // size of them needs a block for the first key. They are twice as large as the largest together.)
+        let [grows, grew] = [policy, table.policy].map(|policy| self.grows(policy));
+        let is_same = match grows && grew {
+            true => self.ring(policy) >= self.ring(table.policy),
+            false => self.block_class(policy) == self.block_class(table.policy),
+        };
         let needed = || {
             let keys: u64 = if is_same { 0 } else { self.index(&table).segments().map(count).sum() };
-            (keys.saturating_sub(self.used_blocks(policy)) + 2) * block + index() + table_word::WORDS
+            (keys.saturating_sub(self.used_blocks(policy)) + 3) * block + index() + table_word::WORDS
         };
         // A longer window counts starts of keys that are idle now. They are kept if the store can hold them.
         if policy.longest() > table.policy.longest() {

@@ -5,8 +5,8 @@
 //! repeat it from the start if this process dies. The replaced block is reused, with another life for its cells.
 
 use crate::algorithm::cells::Cells;
-use crate::algorithm::log::{CLOSED, PLACE};
-use crate::algorithm::{Forgotten, History};
+use crate::algorithm::log::{CLOSED, PLACE, Window};
+use crate::algorithm::{Forgotten, History, Start};
 use crate::atomic::*;
 use crate::damage::nonsense;
 use crate::error::{Error, Result};
@@ -14,7 +14,7 @@ use crate::fault;
 use crate::hash::Hash;
 use crate::os::wake_all;
 use crate::policy::{Policy, Shape};
-use crate::state::cells::block::BlockCells;
+use crate::state::cells::block::{BlockCells, table_in};
 use crate::state::cells::home::{Home, KeyAt, Table};
 use crate::state::cells::layout::{At, BlockAt, FREE_KEYS, LimitAt, OLDER_WORDS, TableAt, key_word, table_word};
 use crate::state::cells::locked::Locked;
@@ -23,11 +23,33 @@ use crate::time::{MAX_TIME, Now};
 
 const FIRST: u64 = (1 << COUNT) - 1;
 
+/// What a key needs room for besides what it has: units that an edit adds, and then a start.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Room {
+    pub units: u64,
+    pub weight: u64,
+}
+
+impl Room {
+    pub const NONE: Room = Room { units: 0, weight: 0 };
+}
+
 impl Locked<'_> {
     /// Rewrites a key of the table into another block, with this edit of its history. Returns the block.
     pub fn rewrite(&self, table: &Table, hash: Hash, edit: impl FnOnce(&mut History)) -> Result<BlockAt> {
+        self.rewrite_with(table, hash, Room::NONE, edit)
+    }
+
+    /// The same, with room for further units.
+    pub fn rewrite_with(
+        &self,
+        table: &Table,
+        hash: Hash,
+        room: Room,
+        edit: impl FnOnce(&mut History),
+    ) -> Result<BlockAt> {
         let (_, from) = self.index(table).segment(hash).probe(table, hash).expect("the key is in its table");
-        self.rewrite_as(table, hash, &self.of(table).for_key(from), edit)
+        self.rewrite_as(table, hash, &self.of(table).for_key(from), room, edit)
     }
 
     /// Rewrites a key into a block of `own`, which applies to the key from then on.
@@ -36,12 +58,14 @@ impl Locked<'_> {
         table: &Table,
         hash: Hash,
         own: &Table,
+        room: Room,
         edit: impl FnOnce(&mut History),
     ) -> Result<BlockAt> {
         let segment = self.index(table).segment(hash);
         let (slot, from) = segment.probe(table, hash).expect("the key is in its table");
         let before = self.of(table).for_key(from);
-        let into = self.write_elsewhere(&before, from, own, edit)?;
+        let had = self.words_of(&before, from.at);
+        let into = self.write_elsewhere(&before, from, own, room, edit)?;
         fault::point("key-written");
         segment.set_entry(self, slot, hash, into);
         let empty = self.arena.word(table.at + table_word::EMPTY_KEY);
@@ -49,16 +73,15 @@ impl Locked<'_> {
             empty.store(into.offset(), Release);
         }
         self.retire_block(before.policy, from.at);
-        self.take_instead(table, hash, before.policy, own.policy);
+        self.take_instead(table, hash, had, self.words_of(own, into));
         Ok(into)
     }
 
-    /// Counts a block of one policy as taken, and one of another as returned.
-    pub(super) fn take_instead(&self, table: &Table, hash: Hash, before: Policy, own: Policy) {
-        let (limit, words) = (self.of(table).limit(), [own, before].map(|policy| self.block_words(policy)));
-        if words[0] != words[1] {
-            self.take_words(limit, hash, words[0]);
-            self.return_words(limit, hash, words[1]);
+    /// Counts words as taken, and others as returned.
+    pub(super) fn take_instead(&self, table: &Table, hash: Hash, before: u64, now: u64) {
+        if before != now {
+            self.take_words(self.of(table).limit(), hash, now);
+            self.return_words(self.of(table).limit(), hash, before);
         }
     }
 
@@ -69,15 +92,14 @@ impl Locked<'_> {
         before: &Table,
         from: KeyAt,
         own: &Table,
+        room: Room,
         edit: impl FnOnce(&mut History),
     ) -> Result<BlockAt> {
         // Get the space first: sealed cells must be replaced.
-        let into = self.block_to_write(before, own)?;
+        let into = self.block_to_write(before, own, self.ring_to_write(before, from, own, room))?;
         let (mut history, now) = self.take_history(before, from, own);
         edit(&mut history);
-        if !own.policy.windows().is_empty() {
-            history.pad(own.policy.largest());
-        }
+        pad(&mut history, own, now);
         let into = self.write_into((before, own), into, from.at, (&history, now))?;
         if own.policy.is_counted() {
             let word = |word| self.arena.word(into + word);
@@ -100,11 +122,39 @@ impl Locked<'_> {
         let cells = self.seal_cells(self.cells(before, from));
         fault::point("key-sealed");
         let now = self.clock.now();
-        let mut history = self.block(from.at).history(before, (&cells, now));
+        (self.history_as(before, from, own, (&cells, now)), now)
+    }
+
+    /// The history in cells, as it is by the policy of `own`.
+    fn history_as(&self, before: &Table, from: KeyAt, own: &Table, (cells, now): (&Cells, Now)) -> History {
+        let mut history = self.block(from.at).history(before, (cells, now));
         if own.at != before.at {
-            self.carry_over(before, own, &mut history, now);
+            self.carry_over((before, self.block(from.at).ring()), own, &mut history, now);
         }
-        (history, now)
+        history
+    }
+
+    /// The ring that can hold what a key has, or will have when it is sealed, and then some room. It does not shrink.
+    fn ring_to_write(&self, before: &Table, from: KeyAt, own: &Table, room: Room) -> u64 {
+        if !self.grows(own.policy) {
+            return own.ring;
+        }
+        if !self.grows(before.policy) {
+            // Its units are not those of single starts.
+            return self.ring_for(own.policy, own.ring, 0);
+        }
+        // Until then, starts fill the present ring at most. But a longer window may count more, and so may what was left out.
+        let most = self.block(from.at).ring().saturating_sub(1);
+        let units = match own.at == before.at && room.weight == 0 {
+            true => most,
+            false => {
+                let (cells, now) = (self.cells(before, from), self.clock.now());
+                let mut history = self.history_as(before, from, own, (&cells, now));
+                pad(&mut history, own, now);
+                history.units_after(own.policy.counts_since(now)).max(most)
+            }
+        };
+        self.ring_for(own.policy, units.saturating_add(room.units), room.weight)
     }
 
     /// Wakes callers that wait for a completion, since they must now look elsewhere.
@@ -118,6 +168,12 @@ impl Locked<'_> {
 
     /// Completes an interrupted rewrite of a key, if there is one.
     pub fn repair_key(&self, table: &Table, hash: Hash) -> Result<()> {
+        self.mend_key(table, hash, 0)
+    }
+
+    /// Completes an interrupted rewrite of a key, if there is one, and gives it a larger ring, if a start of this weight
+    /// needs it.
+    pub fn mend_key(&self, table: &Table, hash: Hash, weight: u64) -> Result<()> {
         let segment = self.index(table).segment(hash);
         let Ok((slot, found)) = segment.probe(table, hash) else { return Ok(()) };
         if self.block(found.at).is_stub() {
@@ -127,8 +183,13 @@ impl Locked<'_> {
         if hash == self.hash(b'k', "") && own.at == table.at {
             self.arena.word(table.at + table_word::EMPTY_KEY).store(found.at.offset(), Release);
         }
-        if self.cells(&own, found).has_to_move(own.policy.longest(), self.clock.now()) {
+        let (cells, now) = (self.cells(&own, found), self.clock.now());
+        if cells.has_to_move(own.policy.longest(), now) {
             self.rewrite(table, hash, |_| {})?;
+        } else if weight > 0 && cells.has_to_grow(weight, own.policy.longest(), now) {
+            let room = Room { units: 0, weight };
+            self.make_space_to_grow(table, &own, self.ring_to_write(&own, found, &own, room))?;
+            self.rewrite_with(table, hash, room, |_| {})?;
         }
         Ok(())
     }
@@ -136,19 +197,29 @@ impl Locked<'_> {
     /// An unused block with space for the origins of its starts. If all keys of a limit that has its share are moved to
     /// another table, they get none, because others need what is left: the starts count then, but cannot be taken back.
     /// (The key "" is written before the table is the limit's.)
-    fn block_to_write(&self, before: &Table, table: &Table) -> Result<BlockAt> {
-        let at = self.unused_block(table)?;
+    fn block_to_write(&self, before: &Table, table: &Table, ring: u64) -> Result<BlockAt> {
+        let at = self.unused_block(table.policy, ring)?;
         let origins = self.block(at).word(key_word::ORIGINS);
         let is_limits = || self.limit(self.of(table).limit()).table_at() == table.at;
         let is_full = || is_limits() && self.of(table).is_before(before) && self.of(table).spare_blocks() == 0;
         if origins.load(Relaxed) == 0 && table.is_log && !is_full() {
-            origins.store(self.allocate::<()>(table.ring + OLDER_WORDS)?.offset(), Release);
+            origins.store(self.allocate::<()>(ring + OLDER_WORDS)?.offset(), Release);
         }
         Ok(at)
     }
 
-    pub(in crate::state) fn unused_block(&self, table: &Table) -> Result<BlockAt> {
-        self.used_block(table.policy).map_or_else(|| self.allocate(self.key_words(table.policy)), Ok)
+    /// A block with this ring, used or new.
+    pub(in crate::state) fn unused_block(&self, policy: Policy, ring: u64) -> Result<BlockAt> {
+        match self.used_in(self.class_of(policy, ring)) {
+            Some(at) => Ok(at),
+            None => self.allocate(self.words_with(policy, ring)).map(|at| self.with_size(at, ring)),
+        }
+    }
+
+    /// Writes the size of its ring into a new block.
+    pub(in crate::state) fn with_size(&self, at: BlockAt, ring: u64) -> BlockAt {
+        self.block(at).word(key_word::TABLE).store(ring << key_word::SIZE, Release);
+        at
     }
 
     /// Writes a history into a block, which gets the name and gate of `from`. Returns the block that was written:
@@ -162,13 +233,13 @@ impl Locked<'_> {
     ) -> Result<BlockAt> {
         loop {
             let life = self.block(into).word(key_word::LIFE);
-            let is_new = self.block(into).word(key_word::TABLE).load(Relaxed) == 0;
+            let is_new = self.block(into).is_new();
             life.store(CLOSED, Release);
             let text = key_word::TEXT..key_word::TEXT + key_word::TEXT_WORDS;
             for word in [key_word::HASH, key_word::HASH + 1, key_word::GATE].into_iter().chain(text) {
                 self.arena.word(into + word).store(self.arena.word(from + word).load(Acquire), Release);
             }
-            self.block(into).word(key_word::TABLE).store(table.at.offset(), Release);
+            self.block(into).set_table(table);
             self.block(into).word(key_word::LISTED).store(0, Release);
             self.block(into).copy_habits(self, table, self.block(from));
             if table.policy.is_counted() {
@@ -181,7 +252,7 @@ impl Locked<'_> {
                 nonsense("a key with more starts than a block can hold");
             }
             // That block is lost; try the next one.
-            into = self.block_to_write(before, table)?;
+            into = self.block_to_write(before, table, self.block(into).ring())?;
         }
     }
 
@@ -207,13 +278,14 @@ impl Locked<'_> {
     }
 
     pub(in crate::state) fn retire_block(&self, policy: Policy, at: BlockAt) {
-        self.retire_to(self.block_class(policy), at);
+        self.retire_to(self.class_of(policy, self.block(at).ring()), at);
     }
 
     pub(super) fn retire_to(&self, class: u64, at: BlockAt) {
         let head = self.arena.word(FREE_KEYS + class);
         let (count, first) = free_blocks(head);
-        self.block(at).word(key_word::NEXT).store(first.map_or(0, At::offset), Release);
+        let size = self.block(at).ring() << key_word::SIZE;
+        self.block(at).word(key_word::NEXT).store(size | first.map_or(0, At::offset), Release);
         head.store((count + 1) << COUNT | at.offset(), Release);
     }
 
@@ -221,9 +293,14 @@ impl Locked<'_> {
         self.used_blocks(policy) > 0
     }
 
-    /// The number of free blocks.
+    /// The number of free blocks for new keys.
     pub(super) fn used_blocks(&self, policy: Policy) -> u64 {
-        free_blocks(self.arena.word(FREE_KEYS + self.block_class(policy))).0
+        self.used_of(self.block_class(policy))
+    }
+
+    /// The number of free blocks of a class.
+    pub(super) fn used_of(&self, class: u64) -> u64 {
+        free_blocks(self.arena.word(FREE_KEYS + class)).0
     }
 
     pub(super) fn used_block(&self, policy: Policy) -> Option<BlockAt> {
@@ -237,7 +314,7 @@ impl Locked<'_> {
             let next = self.arena.word(*at + key_word::NEXT);
             head.store(count.saturating_sub(1) << COUNT | next.load(Acquire) & FIRST, Release);
             // It belongs to no table, but it is not new either.
-            next.store(u64::MAX, Release);
+            next.fetch_or(key_word::PLACE, AcqRel);
         })
     }
 }
@@ -254,7 +331,7 @@ impl<'h> BlockCells<'h> {
     /// start does not lose them, but a concurrent write may be lost. (Counters are written only under the structure
     /// lock.)
     pub(super) fn copy_habits(self, _: &Locked, table: &Table, from: BlockCells) {
-        let was = At::some(from.word(key_word::TABLE).load(Acquire));
+        let was = At::some(table_in(from.head()).offset());
         let jobs = key_word::RING + table.ring;
         let same = was.is_some_and(|was| self.home.table_at(was).policy == table.policy);
         let jobs = if same { jobs..jobs + table.policy.jobs() } else { 0..0 };
@@ -276,7 +353,7 @@ impl<'h> BlockCells<'h> {
     pub(super) fn is_nothing(self, own: &Table, table: &Table) -> bool {
         let now = self.home.clock.now();
         let mut history = self.history(own, (&self.cells(own), now));
-        self.home.carry_over(own, table, &mut history, now);
+        self.home.carry_over((own, self.ring()), table, &mut history, now);
         let longest = own.policy.longest().max(table.policy.longest());
         // Forgotten starts may be newer than the known ones.
         let stamps = history.starts.last().map(|start| start.stamp).into_iter();
@@ -288,6 +365,12 @@ impl<'h> BlockCells<'h> {
     /// The history in the sealed cells of a block, with what did not fit there.
     pub(super) fn history(self, own: &Table, (cells, now): (&Cells, Now)) -> History {
         let mut history = cells.history(own.policy.longest(), now);
+        if let Cells::Log(log) = cells
+            && log.is_small()
+        {
+            // A small ring has overwritten only what had left the longest window.
+            history.forget_before(now.floor.saturating_sub(own.policy.longest_window()));
+        }
         let word = |word| self.word(word).load(Acquire);
         if own.policy.is_counted() {
             history.first_era = word(key_word::FIRST_ERA);
@@ -360,7 +443,7 @@ impl<'h> BlockCells<'h> {
     /// Where a log keeps what was left out of it, in addition to two words of the key: behind its origins.
     fn older_words(self, own: &Table) -> &'h [AtomicU64] {
         match self.word(key_word::ORIGINS).load(Relaxed) {
-            origins @ 1.. if own.is_log => self.home.arena.words(origins + own.ring, OLDER_WORDS),
+            origins @ 1.. if own.is_log => self.home.arena.words(origins + self.ring(), OLDER_WORDS),
             _ => &[],
         }
     }
@@ -369,7 +452,7 @@ impl<'h> BlockCells<'h> {
 impl Home {
     /// Converts a key's starts to another policy. Places are not converted: they were taken under the previous policy,
     /// and are exchanged when they are presented.
-    fn carry_over(&self, old: &Table, new: &Table, history: &mut History, now: Now) {
+    fn carry_over(&self, (old, ring): (&Table, u64), new: &Table, history: &mut History, now: Now) {
         history.starts.retain(|start| start.state != PLACE);
         match (&old.policy.0, &new.policy.0) {
             (Shape::Bucket(bucket), Shape::Bucket(next)) => {
@@ -392,8 +475,13 @@ impl Home {
                 history.recall(&old, &self.frame(*next, *is_smooth), now);
             }
             _ => {
-                let since = now.floor.saturating_sub(new.policy.longest());
-                history.remember(old.policy.certain_windows(), new.policy.largest(), since);
+                let since = new.policy.counts_since(now);
+                // A small ring has admitted no more than fit there: see `log.rs`.
+                let (mut windows, length) = (old.policy.certain_windows().to_vec(), old.policy.longest_window());
+                if self.grows(old.policy) && ring < old.ring {
+                    windows.push(Window { limit: ring - 1, length });
+                }
+                history.remember(&windows, new.policy.largest(), since);
                 if new.policy.is_counted() && !old.policy.is_counted() {
                     // From here on, the tickets of the log are eras.
                     let tickets = history.starts.iter().map(|start| start.id).filter(|id| *id != u64::MAX);
@@ -403,6 +491,18 @@ impl Home {
             }
         }
         history.is_mixed = !history.starts.is_empty() || !history.forgotten.is_empty();
+    }
+}
+
+/// The units of some starts.
+pub(in crate::state) fn units_of(starts: &[Start]) -> u64 {
+    starts.iter().map(|start| start.units).sum()
+}
+
+/// Makes forgotten starts count that a limit may need.
+pub(in crate::state) fn pad(history: &mut History, own: &Table, now: Now) {
+    if !own.policy.windows().is_empty() {
+        history.pad(own.policy.largest(), own.policy.counts_since(now));
     }
 }
 

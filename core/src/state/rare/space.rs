@@ -11,6 +11,7 @@
 //! the search takes a few segments, and a new key pays for a few steps. The next one goes on where they ended. So no
 //! caller pays for more, and every key is examined if new ones are refused again and again.
 
+use super::rewrite::{Room, units_of};
 use crate::algorithm::Start;
 use crate::algorithm::cells::Cells;
 use crate::atomic::*;
@@ -22,11 +23,12 @@ use crate::policy::Policy;
 use crate::state::cells::home::{Blocked, KeyAt, Table};
 use crate::state::cells::index::Root;
 use crate::state::cells::layout::{
-    At, BlockAt, DirectoryAt, FREE_SEGMENTS, LimitAt, STUBS, SWEPT_LIMIT, TableAt, index_word, limit_word, table_word,
+    At, BlockAt, DirectoryAt, FREE_SEGMENTS, LimitAt, OLDER_WORDS, STUBS, SWEPT_LIMIT, TableAt, index_word, limit_word,
+    table_word,
 };
 use crate::state::cells::locked::Locked;
 use crate::state::cells::segment::{SegmentCells, block, empty, entry, untagged};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -102,7 +104,8 @@ impl Locked<'_> {
         let mut search = Search::default();
         // No other process repairs the key or makes space during this, but others may take the space that was made.
         for _ in 0..MAX_TURNS {
-            match self.index(table).find_or_begin(hash, &|at| self.block(at).begin(table, hash, text, starts)) {
+            let begin = |at| self.block(at).begin(table, hash, text, starts);
+            match self.add_with(table, hash, units_of(starts), &begin) {
                 Ok(found) => return Ok(found),
                 Err(Blocked::Refused(error)) => return Err(error),
                 Err(Blocked::Full) => drop(search.has_found(self.make_space(table, hash, Need::Key)?)?),
@@ -110,6 +113,49 @@ impl Locked<'_> {
             }
         }
         nonsense("a repaired key did not stay repaired")
+    }
+
+    /// Finds or adds a key with so many units, besides those that the ledger may have missed.
+    pub(in crate::state) fn add_with(
+        &self,
+        table: &Table,
+        hash: Hash,
+        units: u64,
+        begin: &dyn Fn(BlockAt) -> Option<KeyAt>,
+    ) -> Result<KeyAt, Blocked> {
+        let ring = self.ring_for(table.policy, units + self.of(table).lost_units(), 0);
+        if ring == table.first_ring || self.index(table).find(hash)?.is_some() {
+            return self.index(table).find_or_begin(hash, begin);
+        }
+        // The block for a new key is too small. The lock keeps others from adding this key.
+        let large = self.unused_block(table.policy, ring)?;
+        let is_used = Cell::new(false);
+        let added = self.index(table).find_or_begin(hash, &|small| {
+            self.retire_block(table.policy, self.with_size(small, table.first_ring));
+            is_used.set(true);
+            begin(large)
+        });
+        match is_used.get() {
+            true => self.take_instead(table, hash, self.block_words(table.policy), self.words_of(table, large)),
+            false => self.retire_block(table.policy, large),
+        }
+        added
+    }
+
+    /// Makes space for a larger ring, by the rules for new keys: not from the reserve, and within the limit's share.
+    pub(super) fn make_space_to_grow(&self, table: &Table, own: &Table, ring: u64) -> Result<()> {
+        let (class, words) = (self.class_of(own.policy, ring), self.words_with(own.policy, ring) + ring + OLDER_WORDS);
+        let is_there = || self.used_of(class) > 0;
+        let has_share = || self.of(table).has_share_for(words);
+        if is_there() || has_share() && self.grow_for_keys(words + 16).is_ok() {
+            return Ok(());
+        }
+        self.sweep(None, None)?;
+        match is_there() {
+            true => Ok(()),
+            false if has_share() => self.grow_for_keys(words + 16),
+            false => Err(self.of(table).share_is_full()),
+        }
     }
 
     /// Makes the space that [`Blocked::Full`] asked for, for a key with this hash.
@@ -239,7 +285,7 @@ impl Locked<'_> {
         }
         // A new key may use new space only within the limit's share, but a stocked block in any case.
         let block = self.allocate(block)?;
-        self.retire_block(table.policy, block);
+        self.retire_block(table.policy, self.with_size(block, table.first_ring));
         restock();
         Ok(())
     }
@@ -320,7 +366,7 @@ impl Locked<'_> {
         self.take_words(self.of(table).limit(), Hash([hash, 0]), words);
         self.return_words(self.of(table).limit(), Hash([hash, 0]), words_before);
         // Only now: a process that restarts this work must find the blocks in their old places.
-        let freed = blocks.map(|at| self.retire_block(table.policy, at)).count() as u64;
+        let freed = blocks.map(|at| self.retire_to(self.block_class(table.policy), at)).count() as u64;
         misfits.into_iter().for_each(|at| self.retire_to(class, at));
         if !is_sweep {
             // The forgotten keys may return, and need blocks of this table's size then.
@@ -351,7 +397,8 @@ impl Locked<'_> {
                 self.arena.word(table.at + table_word::EMPTY_KEY).store(at.offset(), Release);
             }
             let (own, is_stub) = (&self.block(at).table(table), self.block(at).is_stub());
-            let (is_before, class) = (self.of(table).is_before(own), self.block_class(own.policy));
+            let class = self.class_of(own.policy, self.block(at).ring());
+            let is_before = self.of(table).is_before(own);
             if own.at != table.at && forgets {
                 if !is_stub {
                     self.seal_cells(self.block(at).cells(own));
@@ -373,7 +420,7 @@ impl Locked<'_> {
                 };
                 match is_nothing {
                     true => others.push((class, at)),
-                    false => kept.push(self.rewrite_as(table, self.block(at).hash(), table, |_| {})?),
+                    false => kept.push(self.rewrite_as(table, self.block(at).hash(), table, Room::NONE, |_| {})?),
                 }
                 continue;
             }
@@ -386,7 +433,11 @@ impl Locked<'_> {
             }
             // A decision may have come before the seal.
             if self.block(at).is_idle(own) && own.at == table.at {
-                idle.push(at);
+                match class == self.block_class(table.policy) {
+                    true => idle.push(at),
+                    // Its ring has grown.
+                    false => others.push((class, at)),
+                }
             } else if self.block(at).is_idle(own) {
                 kept.push(self.stub_of(own, at, true)?);
                 others.push((class, at));
