@@ -96,6 +96,7 @@ fn every_call_ends_whatever_cells_hold() {
                             logged,
                             ring,
                             whole,
+                            largest: limit,
                             left_out,
                             origins,
                             peak,

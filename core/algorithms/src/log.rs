@@ -194,6 +194,8 @@ pub struct Log<'a> {
     pub ring: &'a [AtomicU64],
     /// The number of slots of a whole ring: see [`capacity`].
     pub whole: u64,
+    /// The largest limit of its windows.
+    pub largest: u64,
     /// The original tickets of the starts that [`Log::write`] wrote: as many as `ring`, or none.
     pub origins: &'a [AtomicU64],
     /// An upper bound of all stamps that were ever made earlier, before the change, in any life of these cells, as
@@ -487,6 +489,7 @@ impl<'a> Log<'a> {
             logged,
             ring: &UNTOUCHED,
             whole: 0,
+            largest: 0,
             left_out: [cell; 2],
             origins: &[],
             peak,
@@ -580,14 +583,13 @@ impl<'a> Log<'a> {
         self.stamp(self.slot(h.wrapping_sub(1)).load(Acquire)).max(self.born)
     }
 
-    /// Returns the earliest moment at which tickets `h .. h + weight` may start here. In a small ring that may be too
-    /// late: see [`Log::ready_elsewhere`].
+    /// Returns the earliest moment at which tickets `h .. h + weight` may start here. In a ring that does not hold the
+    /// limit that may be too late: see [`Log::ready_elsewhere`].
     #[inline(always)]
-    fn ready(&self, h: u64, cleared: u64, ask: &Ask) -> Tick {
+    fn ready<const HOLDS: bool>(&self, h: u64, cleared: u64, ask: &Ask) -> Tick {
         let (last, most) = (h.wrapping_add(ask.weight - 1), self.ring.len() as u64 - 1);
-        let by = |ready: Tick, window: &Window| match self
-            .counted_from(last.wrapping_sub(window.limit.min(most)), cleared)
-        {
+        let limit = |window: &Window| if HOLDS { window.limit } else { window.limit.min(most) };
+        let by = |ready: Tick, window: &Window| match self.counted_from(last.wrapping_sub(limit(window)), cleared) {
             Some(from) => ready.max(from.wrapping_add(window.length)),
             None => ready,
         };
@@ -618,6 +620,13 @@ impl<'a> Log<'a> {
         if self.is_small() { (units & (u64::MAX >> 1), until) } else { (0, 0) }
     }
 
+    /// Returns whether all units that a window admits fit into the ring. Then a denial is exact. (It may still be too small
+    /// for places, for units beyond the limit, and for the heaviest starts.)
+    #[inline(always)]
+    pub fn holds(&self) -> bool {
+        self.ring.len() as u64 > self.largest
+    }
+
     /// Returns whether this is a smaller ring than the policy may need.
     #[inline(always)]
     pub fn is_small(&self) -> bool {
@@ -633,15 +642,11 @@ impl<'a> Log<'a> {
         self.is_small() && (weight + LAG - 1 > size || is_kept())
     }
 
-    /// Returns the moment of [`Log::ready_elsewhere`], for a start that is not ready in a small ring. `None`: it has to be
-    /// claimed in a larger one.
+    /// Returns whether a start or place that is not ready has to be claimed in a larger ring.
     #[cold]
-    #[inline(never)]
-    fn ready_in_small(&self, h: u64, cleared: u64, ask: &Ask, now: Now) -> Option<Tick> {
-        let ready = self.ready_elsewhere(h, cleared, ask);
-        let is_denied = !ask.force && ready.saturating_sub(now.floor) > ask.patience;
+    fn waits_for_space(&self, h: u64, cleared: u64, ask: &Ask, now: Now) -> bool {
         let longest = ask.windows.iter().map(|w| w.length).max().unwrap_or(0);
-        (is_denied || !self.is_too_small(h, cleared, (ask.weight, longest), now)).then_some(ready)
+        self.is_too_small(h, cleared, (ask.weight, longest), now)
     }
 
     /// Returns whether a start of this weight, or a place of it, may need a larger ring.
@@ -692,7 +697,7 @@ impl<'a> Log<'a> {
         }
         loop {
             let Tail { ticket: h, was, .. } = self.tail()?;
-            let ready = self.ready(h, self.cleared.load(Acquire), ask);
+            let ready = self.ready::<false>(h, self.cleared.load(Acquire), ask);
             // (3) As in `view`.
             if self.slot(h).load(Acquire) == was {
                 self.is_alive()?;
@@ -721,9 +726,10 @@ impl<'a> Log<'a> {
                 let from = self.stamp(self.slot(h.wrapping_sub(middle)).load(Acquire)).max(self.born);
                 if from > since { some = middle } else { none = middle }
             }
-            let (left_out, until) = self.left_out();
-            if until > since && some == self.ring.len() as u64 - 1 {
-                some = some.saturating_add(left_out);
+            // (Small rings 1) What was left out counts no longer than what is in a full ring.
+            if !self.holds() && some == self.ring.len() as u64 - 1 {
+                let (left_out, until) = self.left_out();
+                some = some.saturating_add(if until > since { left_out } else { 0 });
             }
             remaining = remaining.min(window.limit.saturating_sub(some));
             if let Some(newest) = self.counted_from(h.wrapping_sub(1), cleared) {
@@ -731,7 +737,11 @@ impl<'a> Log<'a> {
             }
         }
         // Weight 0 needs no free units.
-        let ready = if ask.weight == 0 { ask.gate } else { self.ready_elsewhere(h, cleared, ask) };
+        let ready = match ask.weight {
+            0 => ask.gate,
+            _ if self.holds() => self.ready::<true>(h, cleared, ask),
+            _ => self.ready_elsewhere(h, cleared, ask),
+        };
         View { now: now.floor, ready, remaining, empty }
     }
 
@@ -1018,28 +1028,53 @@ impl<'a> Log<'a> {
         clock: impl Fn() -> Now,
         view: &mut View,
     ) -> Option<Result<Answer, Sealed>> {
+        match self.holds() {
+            true => self.try_in::<LOOK, true>(ask, clock, view),
+            false => self.try_in::<LOOK, false>(ask, clock, view),
+        }
+    }
+
+    /// The same, for a ring that [holds](Log::holds) the limit.
+    #[inline(always)]
+    pub fn try_decide_whole<const LOOK: bool>(
+        &self,
+        ask: &Ask,
+        clock: impl Fn() -> Now,
+        view: &mut View,
+    ) -> Option<Result<Answer, Sealed>> {
+        self.try_in::<LOOK, true>(ask, clock, view)
+    }
+
+    #[inline(always)]
+    fn try_in<const LOOK: bool, const HOLDS: bool>(
+        &self,
+        ask: &Ask,
+        clock: impl Fn() -> Now,
+        view: &mut View,
+    ) -> Option<Result<Answer, Sealed>> {
         let Tail { head, ticket: h, was } = self.find_tail();
         if was & SEAL != 0 {
             return Some(Err(Sealed));
         }
         fault::point("log-read");
         let cleared = self.cleared.load(Acquire);
-        let mut ready = self.ready(h, cleared, ask);
+        let mut ready = self.ready::<HOLDS>(h, cleared, ask);
         // (5) After these slots, so that no stamp that was read is later than this.
         let now = clock();
         fault::point("log-clock");
         if LOOK {
             *view = self.view_at(h, ask, now);
         }
-        if ready > now.floor && self.is_small() {
-            match self.ready_in_small(h, cleared, ask, now) {
-                Some(elsewhere) => ready = elsewhere,
-                None => return Some(Err(Sealed)),
-            }
+        let is_ready = ready <= now.floor;
+        if !HOLDS && !is_ready {
+            ready = self.ready_elsewhere(h, cleared, ask);
         }
         let must_wait = ready > now.floor && !ask.force;
         if must_wait && ready - now.floor > ask.patience {
             return self.deny(h, was, now, ready);
+        }
+        if !is_ready && self.is_small() && self.waits_for_space(h, cleared, ask, now) {
+            return Some(Err(Sealed));
         }
         let is_place = must_wait || ask.reserve;
         let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil };

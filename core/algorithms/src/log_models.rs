@@ -65,6 +65,7 @@ impl Cells {
             logged,
             ring,
             whole: self.whole,
+            largest: self.whole / 2,
             left_out: [&self.nothing; 2],
             origins,
             peak,
@@ -128,7 +129,7 @@ impl Cells {
         let ask = Ask::now(&windows, weight, 0);
         let log = self.log();
         let Tail { ticket, was, .. } = log.tail().ok()?;
-        let ready = log.ready(ticket, 0, &ask);
+        let ready = log.ready::<false>(ticket, 0, &ask);
         let newest = log.newest(ticket);
         let now = self.now();
         let stamp = now.ceil.max(newest);
@@ -329,6 +330,61 @@ fn no_start_is_lost_when_a_small_ring_grows() {
         assert!(!theirs.contains(&Ok(None)), "no start is denied");
         let admitted = theirs.iter().filter(|claimed| claimed.is_ok()).count() as u64;
         assert_eq!(admitted + whole.left(4), 2);
+    });
+}
+
+/// Units beyond the limit are recorded in a small ring only where they overwrite nothing that counts.
+#[test]
+fn a_debt_in_a_small_ring_overwrites_nothing() {
+    model(|| {
+        let (small, whole) = (Cells::small(4, 8), Cells::new(8));
+        assert_eq!(small.claim(4, 2, 0).map(|taken| taken.is_some()), Ok(true));
+        let other = small.clone();
+        let claimant = thread::spawn(move || other.claim(4, 1, 0));
+        let windows = [Window { limit: 4, length: W }];
+        let ask = Ask { force: true, ..Ask::now(&windows, 1, 0) };
+        let debt = small.log().claim(&ask, || small.now()).is_ok();
+        let theirs = claimant.join().unwrap();
+        assert!(theirs != Ok(None) && debt != theirs.is_ok(), "the ring has space for one of them");
+        whole.take_over(&small, |_| {});
+        assert_eq!(whole.left(4), 1);
+    });
+}
+
+/// A place of a small ring starts once, in the small ring or in the larger one.
+#[test]
+fn a_place_starts_once_while_its_ring_grows() {
+    model(|| {
+        let (small, whole) = (Cells::small(4, 8), Cells::new(8));
+        let windows = [Window { limit: 4, length: W }];
+        let ask = Ask { reserve: true, grace: 3, ..Ask::now(&windows, 1, 0) };
+        let taken = small.log().claim(&ask, || small.now()).unwrap().taken.unwrap();
+        let place = StartId { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
+        let other = small.clone();
+        let presenter = thread::spawn(move || {
+            let now = other.now();
+            other.open()?.present(place, W, now)
+        });
+        whole.take_over(&small, |_| {});
+        let before = presenter.join().unwrap().is_ok_and(|stamp| stamp.is_some());
+        let after = whole.log().present(place, W, whole.now()).unwrap().is_some();
+        assert!(before != after, "started before the ring grew: {before}, after it: {after}");
+        assert_eq!(whole.left(4), 3);
+    });
+}
+
+/// A process dies while a ring grows, and so does one that starts there.
+#[test]
+fn no_start_is_lost_when_a_process_dies_while_a_ring_grows() {
+    model(|| {
+        let small = Cells::small(4, 8);
+        let other = small.clone();
+        let claimant = thread::spawn(move || other.claim_and_die(4, 2).is_some());
+        let (half_done, whole) = (Cells::new(8), Cells::new(8));
+        half_done.take_over(&small, |_| {});
+        whole.take_over(&small, |_| {});
+        let admitted = if claimant.join().unwrap() { 2 } else { 0 };
+        assert_eq!(admitted + whole.left(4), 4);
     });
 }
 

@@ -44,6 +44,7 @@ impl Cells {
             peak,
             ring: &self.ring,
             whole: self.whole,
+            largest: self.whole / 2,
             left_out: [&self.left_out[0], &self.left_out[1]],
             origins: &self.origins,
             life,

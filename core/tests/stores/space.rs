@@ -312,6 +312,8 @@ fn changes_of_policies_leave_nothing_behind() {
         let size = || std::fs::metadata(dir.file("limits.db-lane")).unwrap().len();
         let (keys, mut early) = (1_000, 0);
         for round in 0..number("ROUNDS", 40) {
+            // So that each key counts one start, and no ring grows.
+            clock.advance(WINDOW);
             for key in 0..keys {
                 limiter.attempt(&format!("key {key}"), 1).unwrap();
             }
@@ -562,5 +564,5 @@ fn readers_of_a_growing_lane_see_all_of_it() {
     let lane = dir.file("limits.db-lane");
     let (size, mapped) = (std::fs::metadata(&lane).unwrap().len(), mapped(&lane));
     println!("a lane of {} KiB, {} KiB mapped", size >> 10, mapped >> 10);
-    assert!(size > 16 << 20 && mapped < 4 * size);
+    assert!(size > 4 << 20 && mapped < 4 * size);
 }

@@ -238,6 +238,7 @@ impl Home {
             logged: word(key_word::LOGGED),
             ring,
             whole: table.ring,
+            largest: table.largest,
             origins,
             peak: word(key_word::PEAK),
             left_out: [word(key_word::LEFT_OUT), word(key_word::UNTIL)],

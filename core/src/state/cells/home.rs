@@ -119,6 +119,8 @@ pub(crate) struct Table {
     pub ring: u64,
     /// See [`Home::first_ring`].
     pub first_ring: u64,
+    /// The largest limit of its windows.
+    pub largest: u64,
     pub is_adaptive: bool,
     pub windows: Windows,
     /// Whether the cells of its keys are a log, or slices.

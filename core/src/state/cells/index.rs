@@ -248,7 +248,8 @@ impl<'h> Index<'h, '_> {
     /// An unused block for a key of this table: a reused one if the segment has any.
     fn block_for_new_key(self, (segment, life): (SegmentCells, u64), hash: Hash) -> Result<BlockAt, Blocked> {
         let returned = segment.word(index_word::RETURNED).swap(0, AcqRel);
-        if returned >> index_word::TAG == self.home.block_class(self.table.policy) && returned != 0 {
+        let classes = self.home.classes_for(self.home.block_class(self.table.policy));
+        if classes.contains(&(returned >> index_word::TAG)) && returned != 0 {
             return Ok(untagged(returned));
         }
         let (free, taken) = (segment.word(index_word::FREE), segment.word(index_word::TAKEN));

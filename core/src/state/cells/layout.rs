@@ -157,6 +157,8 @@ pub(in crate::state) mod limit_word {
     /// The hash at which the next search for idle keys begins, and the words that this round of searches has counted.
     pub const SEARCHED: u64 = 57;
     pub const COUNTED: u64 = 58;
+    /// The classes of rings that its keys have had, one bit each.
+    pub const RINGS: u64 = 59;
     pub const WORDS: u64 = 64;
 }
 

@@ -9,7 +9,7 @@
 //! Limits are added and renamed in `limits.rs`. A table is replaced when its policy changes: see `rewrite.rs`.
 
 use super::home::{AtOnce, BEHIND, Home, Keeping, KeyAt, Table, UNKEPT};
-use super::layout::{At, LimitAt, TableAt, key_word, table_word};
+use super::layout::{At, LimitAt, OLDER_WORDS, TableAt, key_word, table_word};
 use crate::algorithm::log::{self, SETTLED};
 use crate::algorithm::{Start, grants};
 use crate::atomic::*;
@@ -17,7 +17,9 @@ use crate::damage::nonsense;
 use crate::fault;
 use crate::hash::sum;
 use crate::policy::Policy;
+use crate::state::files::arena;
 use crate::time::{Now, Tick};
+use std::ops::RangeInclusive;
 
 /// The shortest time that a machine needs to boot, in ticks.
 const MIN_BOOT: Tick = 2_000_000;
@@ -132,6 +134,7 @@ impl Home {
             capacity: policy.capacity(),
             ring: self.ring(policy),
             first_ring: self.first_ring(policy),
+            largest: policy.largest(),
             is_adaptive: policy.jobs() > 0,
             windows: *policy.all_windows(),
             is_log: policy.has_origins() && !self.is_granted(policy),
@@ -174,6 +177,13 @@ impl Home {
         if self.grows(policy) { log::slots_for(units, weight, whole) } else { whole }
     }
 
+    /// The classes of blocks that can serve in place of one of this class. A log may have a larger ring than it needs.
+    pub(in crate::state) fn classes_for(&self, class: u64) -> RangeInclusive<u64> {
+        let last = u64::from(log::capacity(log::MAX).ilog2());
+        let is_log = (u64::from(log::FIRST_SLOTS.ilog2())..=last).contains(&class);
+        class..=if is_log { last } else { class }
+    }
+
     /// The class of a block with this ring. Blocks of one class can replace each other: see [`Policy::block_class`].
     pub(in crate::state) fn class_of(&self, policy: Policy, ring: u64) -> u64 {
         match () {
@@ -198,9 +208,15 @@ impl Home {
         self.words_with(policy, self.first_ring(policy))
     }
 
+    /// The words that a key's block with this ring takes, and what belongs to it, where the arena may have gaps before
+    /// them.
+    pub(in crate::state) fn all_words(&self, policy: Policy, ring: u64) -> u64 {
+        arena::aligned(self.words_with(policy, ring)) + arena::aligned(ring + OLDER_WORDS)
+    }
+
     /// The most words that a key's block and what belongs to it can have.
     pub(in crate::state) fn most_words(&self, policy: Policy) -> u64 {
-        self.words_with(policy, self.ring(policy)) + self.ring(policy)
+        self.all_words(policy, self.ring(policy))
     }
 
     /// The number of a key's units that may be missing from the ledger: a twentieth of the limit, at least one; or

@@ -205,7 +205,8 @@ impl Locked<'_> {
         starts: &[Start],
     ) -> Result<(History, Now)> {
         loop {
-            let at = self.unused_block(former.policy, former.ring)?;
+            let ring = self.ring_for(former.policy, units_of(starts) + self.of(former).lost_units(), 0);
+            let at = self.unused_block(former.policy, ring)?;
             // A block that has used up its lives is abandoned.
             if let Some(from) = self.block(at).begin(former, hash, text, starts) {
                 let (mut history, now) = self.take_history(former, from, table);

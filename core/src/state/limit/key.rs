@@ -117,7 +117,15 @@ impl<'a> Key<'a> {
     /// Decides on a start now from a log, if no other thread is faster: see [`AtOnce`].
     #[inline(always)]
     pub fn try_log<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Option<Result<Answer, Sealed>> {
-        self.log().try_decide::<LOOK>(&self.ask(weight), || self.now(), view)
+        if self.log().holds() {
+            return self.log().try_decide_whole::<LOOK>(&self.ask(weight), || self.now(), view);
+        }
+        let Key { bound, table, words, gate, .. } = *self;
+        let (answer, seen) = try_small_log::<LOOK>(bound, table, words, (self.key.life, gate), weight);
+        if LOOK {
+            *view = seen;
+        }
+        answer
     }
 
     /// Decides from a log after another thread was faster and has the cells in its processor's cache. Pausing for a
@@ -248,4 +256,21 @@ impl<'a> Key<'a> {
     pub fn waited(&self, wait: Duration) {
         self.counts().waited((!self.is_empty).then_some(self.hash), wait);
     }
+}
+
+/// [`Key::try_log`] in a ring that has to grow before it holds the limit. (It takes parts of the key, so that a decision in a whole
+/// ring keeps them in registers.)
+#[inline(never)]
+fn try_small_log<const LOOK: bool>(
+    bound: &Bound,
+    table: &Table,
+    words: &[AtomicU64],
+    (life, gate): (u64, u64),
+    weight: u64,
+) -> (Option<Result<Answer, Sealed>>, View) {
+    let mut view = View::default();
+    let Some((head, ring)) = words.split_first_chunk() else { return (Some(Err(Sealed)), view) };
+    let (log, ask) =
+        (bound.home().log(table, (head, ring), life, &[]), Ask::now(table.windows.as_slice(), weight, gate));
+    (log.try_decide::<LOOK>(&ask, || bound.home().clock.now(), &mut view), view)
 }

@@ -118,13 +118,17 @@ impl BlockCells<'_> {
 impl Locked<'_> {
     /// Makes space for moving a key to another plan, so that the move cannot fail.
     pub fn make_space_for_key(&self, limit: Option<LimitAt>, policy: Option<Policy>) -> Result<()> {
-        let Some(table) = limit.map(|limit| self.limit(limit).table()) else { return Ok(()) };
+        let Some(limit) = limit else { return Ok(()) };
+        let table = self.limit(limit).table();
         let policy = policy.unwrap_or(table.policy);
         let plan = CHAINS + table_word::WORDS + key_word::RING;
         // Its segment may have to be rewritten in two parts, together with a directory.
         let depth = self.index(&table).root().map_or(0, Root::depth);
         let segments = 2 * (index_word::SLOTS + 2 * index_word::MAX_CAPACITY) + index_word::SLOTS + (2 << depth);
-        self.grow(plan + 2 * self.most_words(policy) + segments)
+        // It keeps its ring, which may be larger than the policy needs.
+        let largest = self.rings_of(limit).max().unwrap_or(0);
+        let ring = if self.grows(policy) { self.ring(policy).max(largest) } else { self.ring(policy) };
+        self.grow(plan + 2 * self.all_words(policy, ring) + segments)
     }
 
     /// Applies a policy of its own, or the limit's, to a key. Its starts keep counting; places are exchanged.
@@ -273,7 +277,7 @@ impl Locked<'_> {
     }
 
     fn new_stub(&self, plan: &Table, hash: Hash, text: &str) -> Result<BlockAt> {
-        let at = self.used_in(STUBS).map_or_else(|| self.allocate(STUB_WORDS), Ok)?;
+        let at = self.used_in(STUBS, 0).map_or_else(|| self.allocate(STUB_WORDS), Ok)?;
         self.block(at).word(key_word::LIFE).store(CLOSED, Release);
         self.block(at).word(key_word::IS_STUB).store(1, Release);
         for word in [key_word::GATE, key_word::LISTED].into_iter().chain(key_word::COUNTS) {
@@ -300,10 +304,11 @@ impl Locked<'_> {
         loop {
             // At least the amount for which space was made.
             let need = self.words_with(own.policy, ring) + 16;
-            if self.used_of(self.class_of(own.policy, ring)) == 0 && !self.arena.has_space(need) {
+            if !self.has_free(self.class_of(own.policy, ring)) && !self.arena.has_space(need) {
                 self.grow_for_keys(2 * need)?;
             }
-            let block = self.unused_block(own.policy, ring)?;
+            let block = self.take_block(own.policy, ring, self.kept_blocks())?;
+            self.note_ring(own, block);
             // A block that has used up its lives is abandoned.
             if let Some(new) = self.block(block).begin(own, hash, text, starts) {
                 return Ok(new.at);

@@ -4,8 +4,9 @@
 //! cleared, or its policy changes. All of this happens under the structure lock, in an order that lets the next holder
 //! repeat it from the start if this process dies. The replaced block is reused, with another life for its cells.
 
+use super::space::Space;
 use crate::algorithm::cells::Cells;
-use crate::algorithm::log::{CLOSED, PLACE, Window};
+use crate::algorithm::log::{CLOSED, FIRST_SLOTS, PLACE, Window};
 use crate::algorithm::{Forgotten, History, Start};
 use crate::atomic::*;
 use crate::damage::nonsense;
@@ -16,10 +17,12 @@ use crate::os::wake_all;
 use crate::policy::{Policy, Shape};
 use crate::state::cells::block::{BlockCells, table_in};
 use crate::state::cells::home::{Home, KeyAt, Table};
-use crate::state::cells::layout::{At, BlockAt, FREE_KEYS, LimitAt, OLDER_WORDS, TableAt, key_word, table_word};
+use crate::state::cells::layout::{
+    At, BlockAt, FREE_KEYS, LimitAt, OLDER_WORDS, TableAt, key_word, limit_word, table_word,
+};
 use crate::state::cells::locked::Locked;
 use crate::state::cells::share::COUNT;
-use crate::time::{MAX_TIME, Now};
+use crate::time::{MAX_TIME, Now, Tick};
 
 const FIRST: u64 = (1 << COUNT) - 1;
 
@@ -66,6 +69,7 @@ impl Locked<'_> {
         let before = self.of(table).for_key(from);
         let had = self.words_of(&before, from.at);
         let into = self.write_elsewhere(&before, from, own, room, edit)?;
+        self.note_ring(own, into);
         fault::point("key-written");
         segment.set_entry(self, slot, hash, into);
         let empty = self.arena.word(table.at + table_word::EMPTY_KEY);
@@ -96,7 +100,11 @@ impl Locked<'_> {
         edit: impl FnOnce(&mut History),
     ) -> Result<BlockAt> {
         // Get the space first: sealed cells must be replaced.
-        let into = self.block_to_write(before, own, self.ring_to_write(before, from, own, room))?;
+        let ring = self.ring_to_write(before, from, own, room);
+        let into = match room.weight {
+            0 => self.block_to_write(before, own, ring, 0)?,
+            _ => self.block_to_write(before, own, ring, self.kept_blocks())?,
+        };
         let (mut history, now) = self.take_history(before, from, own);
         edit(&mut history);
         pad(&mut history, own, now);
@@ -134,7 +142,10 @@ impl Locked<'_> {
         history
     }
 
-    /// The ring that can hold what a key has, or will have when it is sealed, and then some room. It does not shrink.
+    /// The ring that can hold what a key has, or will have when it is sealed, and then some room. It does not shrink, so a key
+    /// that gets another policy needs a block like the one that it gives back. If a longer window needs a larger one, and there
+    /// is no space, the key keeps the size that it has. What does not fit is left out, and counts until the latest of it is
+    /// over.
     fn ring_to_write(&self, before: &Table, from: KeyAt, own: &Table, room: Room) -> u64 {
         if !self.grows(own.policy) {
             return own.ring;
@@ -144,8 +155,12 @@ impl Locked<'_> {
             return self.ring_for(own.policy, own.ring, 0);
         }
         // Until then, starts fill the present ring at most. But a longer window may count more, and so may what was left out.
-        let most = self.block(from.at).ring().saturating_sub(1);
-        let units = match own.at == before.at && room.weight == 0 {
+        let has = self.block(from.at).ring();
+        let most = has.saturating_sub(1);
+        let left_out = self.block(from.at).word(key_word::LEFT_OUT).load(Acquire) & !key_word::IS_MIXED;
+        let is_longer = own.policy.longest() > before.policy.longest();
+        let is_all = own.at != before.at && !is_longer && left_out == 0 && before.born == 0;
+        let units = match room.weight == 0 && (own.at == before.at || is_all) {
             true => most,
             false => {
                 let (cells, now) = (self.cells(before, from), self.clock.now());
@@ -154,7 +169,23 @@ impl Locked<'_> {
                 history.units_after(own.policy.counts_since(now)).max(most)
             }
         };
-        self.ring_for(own.policy, units.saturating_add(room.units), room.weight)
+        let whole = self.ring(own.policy);
+        let ring = self.ring_for(own.policy, units.saturating_add(room.units), room.weight).max(has);
+        let is_moved = own.at != before.at && room.units == 0;
+        if ring > has && is_moved && !self.has_room(own, ring.min(whole), false) { has } else { ring }
+    }
+
+    /// Returns whether there is room for a larger ring. `at_once`: without making the store larger.
+    pub(super) fn has_room(&self, own: &Table, ring: u64, at_once: bool) -> bool {
+        let is_there = |words| self.arena.has_space(words) || !at_once && self.grow_for_keys(words).is_ok();
+        match self.next_free(self.class_of(own.policy, ring)) {
+            // It may need space for the tickets of its starts.
+            Some(at) if self.block(at).word(key_word::ORIGINS).load(Relaxed) == 0 => {
+                is_there(self.block(at).ring() + OLDER_WORDS)
+            }
+            Some(_) => true,
+            None => self.of(own).may_grow_to(ring) && is_there(self.all_words(own.policy, ring)),
+        }
     }
 
     /// Wakes callers that wait for a completion, since they must now look elsewhere.
@@ -168,16 +199,17 @@ impl Locked<'_> {
 
     /// Completes an interrupted rewrite of a key, if there is one.
     pub fn repair_key(&self, table: &Table, hash: Hash) -> Result<()> {
-        self.mend_key(table, hash, 0)
+        self.mend_key(table, hash, 0, false).map(drop)
     }
 
     /// Completes an interrupted rewrite of a key, if there is one, and gives it a larger ring, if a start of this weight
-    /// needs it.
-    pub fn mend_key(&self, table: &Table, hash: Hash, weight: u64) -> Result<()> {
+    /// needs it. `at_once`: only if there is space for that without a search.
+    pub fn mend_key(&self, table: &Table, hash: Hash, weight: u64, at_once: bool) -> Result<Space> {
         let segment = self.index(table).segment(hash);
-        let Ok((slot, found)) = segment.probe(table, hash) else { return Ok(()) };
+        let Ok((slot, found)) = segment.probe(table, hash) else { return Ok(Space::Available) };
         if self.block(found.at).is_stub() {
-            return self.wake_key(&self.of(table).for_key(found), (segment, slot), found.at, hash, &[]);
+            self.wake_key(&self.of(table).for_key(found), (segment, slot), found.at, hash, &[])?;
+            return Ok(Space::Available);
         }
         let own = self.of(table).for_key(found);
         if hash == self.hash(b'k', "") && own.at == table.at {
@@ -185,34 +217,114 @@ impl Locked<'_> {
         }
         let (cells, now) = (self.cells(&own, found), self.clock.now());
         if cells.has_to_move(own.policy.longest(), now) {
-            self.rewrite(table, hash, |_| {})?;
+            // Not by an earlier policy: the change may not have found space for it.
+            if !self.move_key(table, hash)? {
+                self.rewrite(table, hash, |_| {})?;
+            }
         } else if weight > 0 && cells.has_to_grow(weight, own.policy.longest(), now) {
             let room = Room { units: 0, weight };
-            self.make_space_to_grow(table, &own, self.ring_to_write(&own, found, &own, room))?;
+            let space = self.space_for_ring(&own, self.ring_to_write(&own, found, &own, room), at_once)?;
+            if !matches!(space, Space::Available) {
+                return Ok(space);
+            }
             self.rewrite_with(table, hash, room, |_| {})?;
         }
-        Ok(())
+        Ok(Space::Available)
     }
 
     /// An unused block with space for the origins of its starts. If all keys of a limit that has its share are moved to
-    /// another table, they get none, because others need what is left: the starts count then, but cannot be taken back.
+    /// another table, they get none, because others need what is left: the starts count then, but cannot be taken back. Nor
+    /// do they where there is only the reserve, because such a move must not fail.
     /// (The key "" is written before the table is the limit's.)
-    fn block_to_write(&self, before: &Table, table: &Table, ring: u64) -> Result<BlockAt> {
-        let at = self.unused_block(table.policy, ring)?;
-        let origins = self.block(at).word(key_word::ORIGINS);
+    fn block_to_write(&self, before: &Table, table: &Table, ring: u64, keeps: u64) -> Result<BlockAt> {
+        let at = self.take_block(table.policy, ring, keeps)?;
+        let words = self.block(at).ring() + OLDER_WORDS;
         let is_limits = || self.limit(self.of(table).limit()).table_at() == table.at;
-        let is_full = || is_limits() && self.of(table).is_before(before) && self.of(table).spare_blocks() == 0;
-        if origins.load(Relaxed) == 0 && table.is_log && !is_full() {
-            origins.store(self.allocate::<()>(ring + OLDER_WORDS)?.offset(), Release);
+        let is_full = || self.of(table).spare_blocks() == 0 || self.grow_for_keys(words).is_err();
+        if !(is_limits() && self.of(table).is_before(before) && is_full()) {
+            self.add_origins(table.policy, at)?;
         }
         Ok(at)
     }
 
-    /// A block with this ring, used or new.
+    /// Gives a free block space for the origins of its starts, if it has none.
+    fn add_origins(&self, policy: Policy, at: BlockAt) -> Result<()> {
+        let origins = self.block(at).word(key_word::ORIGINS);
+        if policy.has_origins() && !self.is_granted(policy) && origins.load(Relaxed) == 0 {
+            match self.allocate::<()>(self.block(at).ring() + OLDER_WORDS) {
+                Ok(new) => origins.store(new.offset(), Release),
+                Err(full) => {
+                    self.retire_block(policy, at);
+                    return Err(full);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A block with this ring or a larger one, used or new.
     pub(in crate::state) fn unused_block(&self, policy: Policy, ring: u64) -> Result<BlockAt> {
-        match self.used_in(self.class_of(policy, ring)) {
-            Some(at) => Ok(at),
-            None => self.allocate(self.words_with(policy, ring)).map(|at| self.with_size(at, ring)),
+        self.take_block(policy, ring, 0)
+    }
+
+    /// The same, but leaves so many in each list. A larger one serves only if the store cannot grow.
+    pub(super) fn take_block(&self, policy: Policy, ring: u64, keeps: u64) -> Result<BlockAt> {
+        let class = self.class_of(policy, ring);
+        if let Some(at) = self.used_in(class, keeps) {
+            return Ok(at);
+        }
+        let words = self.words_with(policy, ring);
+        if self.grow_for_keys(words).is_err()
+            && let Some(at) = self.classes_for(class).find_map(|class| self.used_in(class, keeps))
+        {
+            return Ok(at);
+        }
+        self.allocate(words).map(|at| self.with_size(at, ring))
+    }
+
+    /// How many blocks of each size are kept for the keys that a change of policies moves: see [`Locked::make_space_for`].
+    pub(super) fn kept_blocks(&self) -> u64 {
+        u64::from(self.changes().are_some())
+    }
+
+    /// The next free block of this class, or one that can serve in its place.
+    pub(super) fn next_free(&self, class: u64) -> Option<BlockAt> {
+        let lists = self.classes_for(class).map(|class| free_blocks(self.arena.word(FREE_KEYS + class)));
+        lists.filter(|(count, _)| *count > self.kept_blocks()).find_map(|(_, first)| first)
+    }
+
+    /// Returns whether there is one.
+    pub(super) fn has_free(&self, class: u64) -> bool {
+        self.next_free(class).is_some()
+    }
+
+    /// Ensures that a limit whose keys get another policy finds a block of each size that they have. Each of them gives back
+    /// one like that which it gets. Returns the words that are missing for that, or gets the blocks.
+    pub(super) fn spare_blocks_for(&self, limit: LimitAt, policy: Policy, gets: bool) -> Result<u64> {
+        let mut missing = 0;
+        for ring in self.rings_of(limit).chain([self.first_ring(policy)]) {
+            if self.used_of(self.class_of(policy, ring)) == 0 {
+                missing += self.all_words(policy, ring) + 16;
+                if gets {
+                    let at = self.with_size(self.allocate(self.words_with(policy, ring))?, ring);
+                    self.add_origins(policy, at)?;
+                    self.retire_block(policy, at);
+                }
+            }
+        }
+        Ok(missing)
+    }
+
+    /// The sizes of rings that keys of a limit have had. (That of new keys may be missing.)
+    pub(super) fn rings_of(&self, limit: LimitAt) -> impl Iterator<Item = u64> + use<> {
+        let rings = self.limit(limit).word(limit_word::RINGS).load(Acquire);
+        self.classes_for(u64::from(FIRST_SLOTS.ilog2())).map(move |class| rings & 1 << class).filter(|ring| *ring != 0)
+    }
+
+    /// Remembers that a key has a ring of this size.
+    pub(super) fn note_ring(&self, own: &Table, at: BlockAt) {
+        if self.grows(own.policy) {
+            self.limit(self.of(own).limit()).word(limit_word::RINGS).fetch_or(self.block(at).ring(), AcqRel);
         }
     }
 
@@ -252,7 +364,7 @@ impl Locked<'_> {
                 nonsense("a key with more starts than a block can hold");
             }
             // That block is lost; try the next one.
-            into = self.block_to_write(before, table, self.block(into).ring())?;
+            into = self.block_to_write(before, table, self.block(into).ring(), 0)?;
         }
     }
 
@@ -289,10 +401,6 @@ impl Locked<'_> {
         head.store((count + 1) << COUNT | at.offset(), Release);
     }
 
-    pub(super) fn has_used_block(&self, policy: Policy) -> bool {
-        self.used_blocks(policy) > 0
-    }
-
     /// The number of free blocks for new keys.
     pub(super) fn used_blocks(&self, policy: Policy) -> u64 {
         self.used_of(self.block_class(policy))
@@ -303,14 +411,11 @@ impl Locked<'_> {
         free_blocks(self.arena.word(FREE_KEYS + class)).0
     }
 
-    pub(super) fn used_block(&self, policy: Policy) -> Option<BlockAt> {
-        self.used_in(self.block_class(policy))
-    }
-
-    pub(super) fn used_in(&self, class: u64) -> Option<BlockAt> {
+    /// A free block of a class, if there are more than so many.
+    pub(super) fn used_in(&self, class: u64, keeps: u64) -> Option<BlockAt> {
         let head = self.arena.word(FREE_KEYS + class);
         let (count, at) = free_blocks(head);
-        at.inspect(|at| {
+        at.filter(|_| count > keeps).inspect(|at| {
             let next = self.arena.word(*at + key_word::NEXT);
             head.store(count.saturating_sub(1) << COUNT | next.load(Acquire) & FIRST, Release);
             // It belongs to no table, but it is not new either.
@@ -419,7 +524,14 @@ impl<'h> BlockCells<'h> {
                 eras[1].store(history.era, Release);
                 older = others;
             }
-            let mut left_out = history.older_than(most, since, 1 + older.len() / 2).into_iter();
+            let mut left_out = history.older_than(most, since, 1 + older.len() / 2);
+            if let Cells::Log(log) = &cells
+                && log.is_small()
+            {
+                // Readers of a small ring see only one number. It is that of all units that count.
+                merge_counting(&mut left_out, own.policy.counts_since(now));
+            }
+            let mut left_out = left_out.into_iter();
             let mut next = || left_out.next().map_or((0, 0), |some| (some.units, some.stamp));
             let mixed = if history.is_mixed { key_word::IS_MIXED } else { 0 };
             let (units, stamp) = next();
@@ -503,6 +615,16 @@ pub(in crate::state) fn units_of(starts: &[Start]) -> u64 {
 pub(in crate::state) fn pad(history: &mut History, own: &Table, now: Now) {
     if !own.policy.windows().is_empty() {
         history.pad(own.policy.largest(), own.policy.counts_since(now));
+    }
+}
+
+/// Makes one part of those that count from later than `since`, as late as the latest.
+fn merge_counting(parts: &mut Vec<Forgotten>, since: Tick) {
+    let count = parts.partition_point(|part| part.stamp > since);
+    let units = parts[..count].iter().fold(0u64, |sum, part| sum.saturating_add(part.units));
+    if let Some(first) = parts.first_mut().filter(|_| count > 1) {
+        first.units = units.min(Forgotten::MANY);
+        parts.drain(1..count);
     }
 }
 
