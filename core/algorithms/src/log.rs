@@ -1034,19 +1034,9 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// The same, for a ring that [holds](Log::holds) the limit.
+    /// The same, where it is known whether the ring [holds](Log::holds) the limit.
     #[inline(always)]
-    pub fn try_decide_whole<const LOOK: bool>(
-        &self,
-        ask: &Ask,
-        clock: impl Fn() -> Now,
-        view: &mut View,
-    ) -> Option<Result<Answer, Sealed>> {
-        self.try_in::<LOOK, true>(ask, clock, view)
-    }
-
-    #[inline(always)]
-    fn try_in<const LOOK: bool, const HOLDS: bool>(
+    pub fn try_in<const LOOK: bool, const HOLDS: bool>(
         &self,
         ask: &Ask,
         clock: impl Fn() -> Now,

@@ -71,13 +71,6 @@ impl<'h> BlockCells<'h> {
         self.home.arena.words(self.at.offset(), key_word::RING + ring)
     }
 
-    /// The block as one slice, without unwinding, if it is one of this table. `None` beyond the part of the store that this
-    /// process knows.
-    #[inline(always)]
-    pub fn try_words(self, table: &Table) -> Option<&'h [AtomicU64]> {
-        try_words(self.home.arena.seen(), self.at, table)
-    }
-
     /// The number of words of its ring. 0: it has none, or was never used.
     #[inline(always)]
     pub fn ring(self) -> u64 {
@@ -357,16 +350,23 @@ pub(in crate::state) fn table_in(head: &Head) -> TableAt {
     TableAt::new(head[key_word::TABLE as usize].load(Acquire) & key_word::PLACE)
 }
 
-/// See [`BlockCells::try_words`]. The block says that it is one of this table; its life is to be read before and after.
+/// The head of a block, its life, and the block as one slice, without unwinding, if it is one of this table. `None` also
+/// beyond the part of the store that this process knows. The life is read first, so the table is that of this life or of a later
+/// one.
 #[inline(always)]
-pub(in crate::state) fn try_words<'h>(seen: VisibleWords<'h>, at: BlockAt, table: &Table) -> Option<&'h [AtomicU64]> {
-    // Most rings have their first size, which needs no second check.
-    let words = seen.get(at.offset(), key_word::RING + table.first_ring)?;
-    match ring_in(words.first_chunk()?) {
-        ring if ring == table.first_ring => Some(words),
-        ring if ring > table.first_ring => seen.get(at.offset(), key_word::RING + ring),
-        _ => None,
-    }
+pub(super) fn try_words<'h>(
+    seen: VisibleWords<'h>,
+    at: BlockAt,
+    table: &Table,
+) -> Option<(&'h Head, u64, &'h [AtomicU64])> {
+    let words = seen.from(at.offset())?;
+    let (head, rest) = words.split_first_chunk()?;
+    let life = head[key_word::LIFE as usize].load(Acquire);
+    // With this table, what is left is the size of the ring; with another, it is larger than any.
+    let ring = (head[key_word::TABLE as usize].load(Acquire) ^ table.at.offset()).rotate_right(key_word::SIZE);
+    let is_its = ring >= table.first_ring && ring <= rest.len() as u64;
+    // SAFETY: there are as many words.
+    is_its.then(|| (head, life, unsafe { words.get_unchecked(..(key_word::RING + ring) as usize) }))
 }
 
 /// The number of words of a block's ring.

@@ -91,10 +91,8 @@ impl<'h> Index<'h, '_> {
     /// The empty key and its block, without unwinding, if they are where `word` in its table says.
     pub fn glance_at(self, word: &AtomicU64) -> Option<(KeyAt, &'h [AtomicU64])> {
         let at = BlockAt::new(word.load(Acquire));
-        let words = self.home.block(at).try_words(self.table)?;
-        let head = words.first_chunk()?;
-        let life = words[key_word::LIFE as usize].load(Acquire);
-        let is_its = word.load(Acquire) == at.offset() && table_in(head) == self.table.at;
+        let (_, life, words) = try_words(self.home.arena.seen(), at, self.table)?;
+        let is_its = word.load(Acquire) == at.offset();
         (is_its && life != CLOSED).then_some((KeyAt { at, life, table: self.table.at }, words))
     }
 
@@ -193,11 +191,9 @@ impl<'h> Index<'h, '_> {
             if entry >> index_word::TAG == tag {
                 // An empty slot with this tag leads to no block.
                 let at = untagged(entry);
-                let words = try_words(seen, at, self.table)?;
-                let head = words.first_chunk()?;
-                // Read the life first, as in `probe`.
-                let life = words[key_word::LIFE as usize].load(Acquire);
-                let is_its = hash_in(head) == hash && table_in(head) == self.table.at;
+                // The life is read first, as in `probe`.
+                let (head, life, words) = try_words(seen, at, self.table)?;
+                let is_its = hash_in(head) == hash;
                 return (is_its && life != CLOSED).then_some((KeyAt { at, life, table: self.table.at }, words));
             }
             block(entry)?;

@@ -114,18 +114,20 @@ impl<'a> Key<'a> {
         }
     }
 
+    /// Returns whether its log [holds](Log::holds) the limit.
+    #[inline(always)]
+    pub fn holds_limit(&self) -> bool {
+        self.log().holds()
+    }
+
     /// Decides on a start now from a log, if no other thread is faster: see [`AtOnce`].
     #[inline(always)]
-    pub fn try_log<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Option<Result<Answer, Sealed>> {
-        if self.log().holds() {
-            return self.log().try_decide_whole::<LOOK>(&self.ask(weight), || self.now(), view);
-        }
-        let Key { bound, table, words, gate, .. } = *self;
-        let (answer, seen) = try_small_log::<LOOK>(bound, table, words, (self.key.life, gate), weight);
-        if LOOK {
-            *view = seen;
-        }
-        answer
+    pub fn try_log<const LOOK: bool, const HOLDS: bool>(
+        &self,
+        weight: u64,
+        view: &mut View,
+    ) -> Option<Result<Answer, Sealed>> {
+        self.log().try_in::<LOOK, HOLDS>(&self.ask(weight), || self.now(), view)
     }
 
     /// Decides from a log after another thread was faster and has the cells in its processor's cache. Pausing for a
@@ -136,7 +138,7 @@ impl<'a> Key<'a> {
             for _ in 0..PAUSES {
                 std::hint::spin_loop();
             }
-            if let Some(answer) = self.try_log::<LOOK>(weight, view) {
+            if let Some(answer) = self.log().try_decide::<LOOK>(&self.ask(weight), || self.now(), view) {
                 return answer;
             }
         }
@@ -256,21 +258,4 @@ impl<'a> Key<'a> {
     pub fn waited(&self, wait: Duration) {
         self.counts().waited((!self.is_empty).then_some(self.hash), wait);
     }
-}
-
-/// [`Key::try_log`] in a ring that has to grow before it holds the limit. (It takes parts of the key, so that a decision in a whole
-/// ring keeps them in registers.)
-#[inline(never)]
-fn try_small_log<const LOOK: bool>(
-    bound: &Bound,
-    table: &Table,
-    words: &[AtomicU64],
-    (life, gate): (u64, u64),
-    weight: u64,
-) -> (Option<Result<Answer, Sealed>>, View) {
-    let mut view = View::default();
-    let Some((head, ring)) = words.split_first_chunk() else { return (Some(Err(Sealed)), view) };
-    let (log, ask) =
-        (bound.home().log(table, (head, ring), life, &[]), Ask::now(table.windows.as_slice(), weight, gate));
-    (log.try_decide::<LOOK>(&ask, || bound.home().clock.now(), &mut view), view)
 }
