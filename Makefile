@@ -15,6 +15,7 @@
 # make storm   kills in every language, for 40 s
 # make torture the long tests: storms on one machine and in a fleet, models with planted bugs
 # make dist    target/dist: a wheel, an npm tarball, a C prefix
+# make web     bindings/node/dist/web: limits for browsers and edge runtimes, and their tests
 # make dist-all  target/dist/all: what will be published, as far as this machine can build it
 # make install PREFIX=/usr/local DESTDIR=  the C library, its headers and the command; make uninstall removes them
 
@@ -22,7 +23,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test quick quick-tools lint clippy format check types docs site playground bench bench-fleet instructions pictures fleet storm torture dist dist-all wheel lowest node queues packages c install \
+.PHONY: demo test quick quick-tools lint clippy format check types docs site playground bench bench-fleet instructions pictures fleet storm torture web dist dist-all wheel lowest node queues packages c install \
     uninstall members peers bench-tools bench-publish tools test-tools gone clean help
 
 VENV := target/venv
@@ -93,7 +94,7 @@ TARBALL := $(DIST)/workglow-limit-$(VERSION).tgz
 
 node: $(OUT)/node_modules/workglow-limit/package.json
 $(TARBALL): bindings/node/node_modules/.package-lock.json $(CORE) $(filter-out %/package-lock.json,$(wildcard bindings/node/*.*)) \
-    $(shell find bindings/node/{src,lib,scripts} -type f)
+    $(shell find bindings/node/{src,lib,scripts} bindings/web -type f)
 	rm -f $(DIST)/*.tgz
 	mkdir -p $(DIST)
 	echo "building the npm package"
@@ -102,6 +103,12 @@ $(TARBALL): bindings/node/node_modules/.package-lock.json $(CORE) $(filter-out %
 	cargo build --quiet --release -p workglow-limit-node
 	cd bindings/node && npm run --silent build -- $(abspath target/release/libworkglow_limit_node.so) && npm pack --silent --pack-destination ../../$(DIST) >/dev/null
 	touch $@
+
+NODE_TOOLS := bindings/node/node_modules/.package-lock.json
+
+# The entry for browsers and edge runtimes. It says so if this machine's Rust cannot compile for WebAssembly.
+web: $(NODE_TOOLS)
+	cd bindings/node && node scripts/web.mjs && node --test --test-timeout=900000 test/web/*.test.mjs
 
 # The fleets of Node's queues, an app of Next's, and the tools that test and bundle Node's programs: each as it is locked, and our
 # package as others install it.
@@ -233,8 +240,6 @@ members: dist
 	$(CC) -O2 -Wall -Wextra -Werror tests/together/member.c -o $(OUT)/together_member $(LINK)
 
 # ---- the contributor's loop ----
-
-NODE_TOOLS := bindings/node/node_modules/.package-lock.json
 
 lint: $(VENV)/lint $(NODE_TOOLS)
 	cargo fmt --all --check

@@ -96,7 +96,7 @@
     { sizeof(wgl_custom_limiter_table), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 #define WGL_DECISION_INIT \
     { sizeof(wgl_decision), 0, 0, 0, 0, 0, 0, NULL, { { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } } }
-#define WGL_WAITER_OPTIONS_INIT { sizeof(wgl_waiter_options), 0, 0, 0, 0 }
+#define WGL_WAITER_OPTIONS_INIT { sizeof(wgl_waiter_options), 0, 0, 0, 0, 0, 0 }
 #define WGL_COUNTS_INIT { sizeof(wgl_counts), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 
@@ -573,6 +573,11 @@ typedef struct wgl_waiter_options {
     // How late the waiter may be for its place without losing it, at most 366 days. No other caller can have that start
     // during the grace, so pass no more than is needed. Default WGL_DEFAULT_GRACE; a shorter grace has no effect.
     uint64_t grace_ns;
+    // Of a shared limit, the share of the tenant that the key names, 1 to 1,000: with 3 it gets three starts where one with 1
+    // gets one, while both wait. Default 0: the share that wgl_store_share has set, or else 1.
+    uint32_t share;
+    // 0.
+    uint32_t reserved;
 } wgl_waiter_options;
 
 // Counts of a limit, or of one key. Begin with WGL_COUNTS_INIT. The caller owns it.
@@ -738,6 +743,19 @@ int wgl_store_lift(wgl_store *store,
                    const char *name,
                    const char *key,
                    size_t key_len);
+
+// Sets the share of a tenant of a shared limit ("500/1m shared"), for all that share the store: 1 to 1,000. While tenants
+// wait, one with 3 gets three starts where one with 1 gets one. It survives restarts; 1 is the default, and the `share`
+// of a call (see wgl_waiter_options) has precedence. `key` (`key_len` bytes) names the tenant, which need not have been
+// used.
+//
+// Fails with WGL_UNKNOWN_LIMIT for a name that is not declared, WGL_UNSUPPORTED for a limit that is not shared,
+// WGL_INVALID_ARGUMENT for a share out of range or a key that is not 1 to 1,024 bytes, or with a store error.
+int wgl_store_share(wgl_store *store,
+                    const char *name,
+                    const char *key,
+                    size_t key_len,
+                    uint32_t share);
 
 // Removes the limit that is declared under a name, with its overrides, so that another kind of limiter can be declared.
 // Calls on limiters of it then fail with WGL_UNKNOWN_LIMIT or WGL_KIND_MISMATCH. If the same kind is declared again, its
@@ -1260,7 +1278,7 @@ int wgl_acquire(wgl_limiter *limiter,
                 wgl_permit *permit,
                 uint64_t *retry_after_ns);
 
-// Waits as wgl_acquire does, with a priority and a grace; `options` may be NULL.
+// Waits as wgl_acquire does, with a priority, a share and a grace; `options` may be NULL.
 //
 // Fails as wgl_try_acquire does, and with WGL_INVALID_ARGUMENT for options out of range.
 int wgl_acquire_with(wgl_limiter *limiter,

@@ -21,8 +21,8 @@
 //     if (auto error = workglow::take_error()) // of any of the three calls
 //         std::fprintf(stderr, "%s\n", error->what());
 //
-// Parameters. The order is the same everywhere: what a call sets and for which key, or the key, weight, priority and
-// times of a start; then outputs. Keys are UTF-8 of at most 1,024 bytes, NULs included; the empty key is no key.
+// Parameters. The order is the same everywhere: what a call sets and for which key, or the key, weight, priority, times
+// and share of a start; then outputs. Keys are UTF-8 of at most 1,024 bytes, NULs included; the empty key is no key.
 // Weights are units, at least 1. Durations convert from every std::chrono duration in whole numbers that fits into
 // nanoseconds; `forever` is the longest. Limits count in whole microseconds, rounded so that they are never exceeded.
 //
@@ -224,7 +224,8 @@ public:
         return nullptr;
     }
 
-    wgl_waiter_options wait(std::uint64_t weight, std::int32_t priority, Duration timeout, Duration grace) {
+    wgl_waiter_options wait(std::uint64_t weight, std::int32_t priority, Duration timeout, Duration grace,
+                            std::optional<std::uint32_t> share) {
         wgl_waiter_options options = WGL_WAITER_OPTIONS_INIT;
         if (weight == 0)
             refuse(invalid("weight", "0", "1 or more"));
@@ -233,6 +234,9 @@ public:
         options.timeout_ns = timeout_ns == 0 ? WGL_NO_WAIT : timeout_ns;
         options.priority = priority;
         options.grace_ns = ns("grace", grace);
+        if (share == 0U)
+            refuse(invalid("share", "0", "a whole number from 1 to 1000"));
+        options.share = share.value_or(0);
         return options;
     }
 
@@ -583,8 +587,16 @@ public:
     [[nodiscard]] std::optional<Permit> acquire(Key key, std::uint64_t weight, std::int32_t priority,
                                                 Duration timeout = forever, Duration grace = {},
                                                 Duration *retry_after = nullptr) const {
+        return acquire(key, weight, priority, timeout, grace, std::nullopt, retry_after);
+    }
+
+    /// Waits the same with the share of the tenant that the key names in a shared limit, 1 to 1,000. Nothing: the one that
+    /// Store::share has set, or else 1.
+    [[nodiscard]] std::optional<Permit> acquire(Key key, std::uint64_t weight, std::int32_t priority, Duration timeout,
+                                                Duration grace, std::optional<std::uint32_t> share,
+                                                Duration *retry_after = nullptr) const {
         detail::Arguments checked;
-        const wgl_waiter_options options = checked.wait(weight, priority, timeout, grace);
+        const wgl_waiter_options options = checked.wait(weight, priority, timeout, grace, share);
         std::uint64_t after_ns = 0;
         std::optional<Permit> permit = permit_if([&](wgl_permit *raw) {
             return checked ? wgl_acquire_with(get(), key.data(), key.size(), &options, raw, &after_ns) : detail::refused;
@@ -613,9 +625,9 @@ public:
     /// Makes a wait in steps: see Waiter.
     [[nodiscard]] Waiter waiter(Key key = {}, std::uint64_t weight = 1, Duration timeout = forever) const;
 
-    /// Makes the same with a priority and a grace, as acquire has them.
+    /// Makes the same with a priority, a grace and a share, as acquire has them.
     [[nodiscard]] Waiter waiter(Key key, std::uint64_t weight, std::int32_t priority, Duration timeout = forever,
-                                Duration grace = {}) const;
+                                Duration grace = {}, std::optional<std::uint32_t> share = std::nullopt) const;
 
     /// Makes a wait in steps for a place. The place is ended.
     [[nodiscard]] Waiter waiter(Place &place, Duration timeout = forever) const;
@@ -807,10 +819,10 @@ inline Waiter Limiter::waiter(Key key, std::uint64_t weight, Duration timeout) c
     return waiter(key, weight, 0, timeout);
 }
 
-inline Waiter Limiter::waiter(Key key, std::uint64_t weight, std::int32_t priority, Duration timeout,
-                              Duration grace) const {
+inline Waiter Limiter::waiter(Key key, std::uint64_t weight, std::int32_t priority, Duration timeout, Duration grace,
+                              std::optional<std::uint32_t> share) const {
     detail::Arguments checked;
-    const wgl_waiter_options options = checked.wait(weight, priority, timeout, grace);
+    const wgl_waiter_options options = checked.wait(weight, priority, timeout, grace, share);
     wgl_waiter *made = nullptr;
     detail::ok(checked ? wgl_waiter_new(get(), key.data(), key.size(), &options, &made) : detail::refused);
     return Waiter(limiter_, made);
@@ -930,6 +942,13 @@ public:
         const char *called = checked.text("name", name);
         const auto [bytes, length] = detail::key_or_limit(key);
         detail::ok(checked ? wgl_store_lift(get(), called, bytes, length) : detail::refused);
+    }
+
+    /// Sets the share of a tenant of a shared limit, 1 to 1,000, until it is set again. See wgl_store_share.
+    void share(const Text &name, Key key, std::uint32_t share) const {
+        detail::Arguments checked;
+        const char *called = checked.text("name", name);
+        detail::ok(checked ? wgl_store_share(get(), called, key.data(), key.size(), share) : detail::refused);
     }
 
     /// Removes the limit that is declared under a name, with its overrides. See wgl_store_forget.

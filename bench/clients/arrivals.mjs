@@ -1,11 +1,12 @@
 // Prints what a server counts behind each limiter: as arrivals.py, for Node.
 //
 //     npm install --prefix bench/clients --no-save target/dist/*.tgz
-//     node bench/clients/arrivals.mjs
+//     node bench/clients/arrivals.mjs [ROUNDS] [h2]
 
 import { fork } from "node:child_process";
 import { once } from "node:events";
 import { readFileSync } from "node:fs";
+import http2 from "node:http2";
 import { join } from "node:path";
 import Bottleneck from "bottleneck";
 import PQueue from "p-queue";
@@ -14,6 +15,7 @@ import { Store } from "workglow-limit";
 import { limitFetch } from "workglow-limit/fetch";
 
 const [LIMIT, WINDOW, REQUESTS, JITTER, ROUNDS] = [20, 500, 120, 50, Number(process.argv[2] ?? 3)];
+const IS_H2 = process.argv[3] === "h2";
 const { dependencies } = JSON.parse(readFileSync(join(import.meta.dirname, "package.json"), "utf8"));
 
 /** Each gets the function that sends, and returns the limited one. */
@@ -32,10 +34,31 @@ const contenders = {
   },
 };
 
-const counting = fork(join(import.meta.dirname, "../../bindings/node/test/clients/counting.mjs"), [String(JITTER)]);
+const counting = fork(join(import.meta.dirname, "../../bindings/node/test/clients/counting.mjs"), [String(JITTER), IS_H2 ? "h2" : "h1"]);
 const [port] = await once(counting, "message");
 const origin = `http://127.0.0.1:${port}`;
+const session = IS_H2 ? http2.connect(origin) : undefined;
 let runs = 0;
+
+/** A request: by Node's fetch, or as a stream of one connection of HTTP/2. */
+function sent(url) {
+  if (session === undefined) return fetch(url);
+  const { pathname, search } = new URL(url);
+  const stream = session.request({ ":path": pathname + search });
+  return new Promise((resolve, reject) => {
+    stream.on("response", () => {
+      const body = new ReadableStream({
+        start(controller) {
+          stream.on("data", (part) => controller.enqueue(part));
+          stream.on("end", () => controller.close());
+        },
+      });
+      resolve(new Response(body));
+    });
+    stream.on("error", reject);
+    stream.end();
+  });
+}
 
 /** The most of these moments in any window that is half open. */
 function mostWithin(moments, window) {
@@ -53,7 +76,7 @@ async function measure(contender, isBusy) {
   const begun = [];
   const send = contender((url) => {
     begun.push(Number(process.hrtime.bigint()));
-    return fetch(url);
+    return sent(url);
   });
   let timer;
   const block = () => {
@@ -63,7 +86,7 @@ async function measure(contender, isBusy) {
   if (isBusy) block();
   await Promise.all(Array.from({ length: REQUESTS }, async () => (await send(origin + path)).text()));
   clearTimeout(timer);
-  const arrived = (await (await fetch(`${origin}/arrivals?of=${path}`)).json()).map(Number);
+  const arrived = (await (await sent(`${origin}/arrivals?of=${path}`)).json()).map(Number);
   const span = (Math.max(...arrived) - Math.min(...arrived)) / 1e6;
   return { begun: mostWithin(begun, WINDOW * 1e6), arrived: mostWithin(arrived, WINDOW * 1e6), span };
 }
@@ -85,4 +108,5 @@ for (const [name, { false: idle, true: busy }] of found) {
     `| ${name} | ${most(idle, "begun")} | ${most(idle, "arrived")} | ${most(busy, "begun")} | ${most(busy, "arrived")} | ${spans} |`,
   );
 }
+session?.close();
 counting.disconnect();

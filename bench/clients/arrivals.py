@@ -2,7 +2,7 @@
 
     python3 -m venv target/rivals
     target/rivals/bin/pip install target/dist/*.whl -r bench/clients/requirements.txt
-    target/rivals/bin/python bench/clients/arrivals.py [ROUNDS]
+    target/rivals/bin/python bench/clients/arrivals.py [ROUNDS] [h2]
 
 120 coroutines ask at once, under a limit of 20 per 500 ms, with an event loop that has nothing else to do, and with one that is busy half
 of the time. A request's way to the server takes up to 50 ms, and so does the way back.
@@ -13,7 +13,6 @@ seconds   from the first arrival to the last, the median of the rounds
 """
 
 import asyncio
-import json
 import subprocess
 import sys
 import time
@@ -21,7 +20,6 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
-import aiohttp
 import httpx
 from aiolimiter import AsyncLimiter
 from pyrate_limiter import InMemoryBucket, Limiter, Rate
@@ -29,6 +27,7 @@ from workglow_limit import Store
 from workglow_limit.httpx import AsyncLimitedTransport
 
 LIMIT, WINDOW, REQUESTS, JITTER = 20, 0.5, 120, 50
+IS_H2 = sys.argv[2:] == ["h2"]
 SERVER = Path(__file__).parents[2] / "bindings/node/test/clients/counting.mjs"
 
 
@@ -36,7 +35,7 @@ class Noting(httpx.AsyncHTTPTransport):
     """Notes when each request is sent."""
 
     def __init__(self):
-        super().__init__(limits=httpx.Limits(max_connections=None))
+        super().__init__(http1=not IS_H2, http2=IS_H2, limits=httpx.Limits(max_connections=None))
         self.begun = []
 
     async def handle_async_request(self, request):
@@ -105,8 +104,8 @@ async def measure(contender, origin, path, is_busy):
     await asyncio.gather(*(get(origin + path) for _ in range(REQUESTS)))
     if blocks:
         blocks.cancel()
-    async with aiohttp.ClientSession() as session, session.get(f"{origin}/arrivals?of={path}") as response:
-        arrived = [int(at) for at in json.loads(await response.text())]
+    async with httpx.AsyncClient(transport=Noting(), timeout=60) as client:
+        arrived = [int(at) for at in (await client.get(f"{origin}/arrivals?of={path}")).json()]
     return (
         most_within(noting.begun, WINDOW * 1e9),
         most_within(arrived, WINDOW * 1e9),
@@ -116,7 +115,7 @@ async def measure(contender, origin, path, is_busy):
 
 def main():
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
-    server = subprocess.Popen(["node", SERVER, str(JITTER)], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen(["node", SERVER, str(JITTER), "h2" if IS_H2 else "h1"], stdout=subprocess.PIPE, text=True)
     origin = f"http://127.0.0.1:{server.stdout.readline().strip()}"
     found = {name: ([], []) for name in CONTENDERS}
     for number in range(rounds):

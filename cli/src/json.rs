@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use workglow_limit::Decision;
 use workglow_limit::admin::Problem;
-use workglow_limit::observe::{KeySnapshot, LimitSnapshot, Minute, Snapshot, Stats, Usage, WAIT_BOUNDS};
+use workglow_limit::observe::{
+    KeySnapshot, LimitSnapshot, Minute, Snapshot, Stats, TenantSnapshot, Usage, WAIT_BOUNDS,
+};
 
 /// The form in which keys are shown. Keys can be secrets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +73,7 @@ pub fn limit(seen: &LimitSnapshot, keys: Keys) -> Value {
         "bytes": seen.bytes,
         "spare_bytes": seen.spare_bytes,
         "hot_keys": seen.hot_keys.iter().map(|found| key(found, keys)).collect::<Vec<_>>(),
+        "tenants": seen.tenants.iter().map(|found| tenant(found, keys)).collect::<Vec<_>>(),
         "grants": seen.grants.map(|grants| json!({ "held": grants.held, "requests": grants.requests })),
     })
 }
@@ -84,6 +87,15 @@ pub fn key(seen: &KeySnapshot, keys: Keys) -> Value {
         "retry_after": seconds(seen.retry_after),
         "paused_for": seconds(seen.paused_for),
         "stats": stats(&seen.stats),
+    })
+}
+
+/// One tenant of a shared limit.
+fn tenant(seen: &TenantSnapshot, keys: Keys) -> Value {
+    json!({
+        "key": key_name(&seen.key, &seen.id, keys),
+        "share": seen.share,
+        "waits": seen.waits.map(seconds),
     })
 }
 
@@ -147,6 +159,8 @@ pub(crate) struct Part<'s> {
     pub is_other: bool,
     /// The key's entry in the snapshot, if it has one.
     pub seen: Option<&'s KeySnapshot>,
+    /// The same of a shared limit.
+    pub tenant: Option<&'s TenantSnapshot>,
 }
 
 /// The units in use of one window.
@@ -158,6 +172,11 @@ pub(crate) struct Used {
 }
 
 impl Part<'_> {
+    /// The share that is kept for it. `None`: the limit is not shared.
+    pub(crate) fn share(&self) -> Option<u32> {
+        self.limit.policy().is_shared().then(|| self.tenant.map_or(1, |tenant| tenant.share))
+    }
+
     /// The usage of each window. For a key that is not in the snapshot, the usage of the window with the least free capacity.
     pub(crate) fn usage(&self) -> Vec<Used> {
         match self.seen {
@@ -188,6 +207,8 @@ pub(crate) fn key_of_limits(name: &str, key: Option<&str>, seen: &Snapshot, part
             "key": Some(&part.key).filter(|key| !key.is_empty()),
             "policy": own.clone().or(policy),
             "override": own,
+            "share": part.share(),
+            "waits": part.tenant.and_then(|tenant| tenant.waits).map(seconds),
             "usage": part.usage().iter().map(one).collect::<Vec<_>>(),
             "retry_after": seconds(part.decision.retry_after),
             "paused_for": seconds(part.seen.map_or(Duration::ZERO, |seen| seen.paused_for).max(part.limit.paused_for)),

@@ -156,6 +156,27 @@ fn operators_change_limits() {
 }
 
 #[test]
+fn tenants_have_shares() {
+    let dir = Dir::new("shares");
+    let store = used(&dir.url());
+    run(&dir.url(), &["share", "mail", "bob", "3"]).with(2).says(&["mail", "shared"]);
+    let shared = store.limiter("shared", "2 concurrent shared").unwrap();
+    let held = shared.try_acquire("acme", 1).unwrap().unwrap();
+    run(&dir.url(), &["share", "shared", "bob", "3"]).with(0).says(&["shared, key bob: share 3"]);
+    let said = run(&dir.url(), &["share", "shared", "bob", "4", "--json"]).json(0);
+    assert_eq!(said, json!({ "done": "share", "name": "shared", "key": "bob", "share": 4 }));
+    run(&dir.url(), &["share", "shared", "bob", "1001"])
+        .with(2)
+        .says(&["share is 1001: expected a whole number from 1 to 1000"]);
+    run(&dir.url(), &["share", "nothing", "bob", "3"]).with(3);
+    run(&dir.url(), &["show", "shared", "--show-keys"]).with(0).says(&["shared concurrency", "TENANT", "bob", "4"]);
+    run(&dir.url(), &["show", "shared", "bob"]).with(0).says(&["share      4", "1 of 2"]);
+    let bob = run(&dir.url(), &["show", "shared", "bob", "--json"]).json(0);
+    assert_eq!((&bob["limits"][0]["share"], &bob["limits"][0]["waits"]), (&json!(4), &Value::Null));
+    held.complete().unwrap();
+}
+
+#[test]
 fn clear_and_forget_need_confirmation() {
     let dir = Dir::new("ask");
     let store = used(&dir.url());

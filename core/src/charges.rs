@@ -125,6 +125,22 @@ pub fn line_key(key: &str) -> Cow<'_, str> {
     }
 }
 
+/// Returns the plain keys that a start may charge at some part.
+pub(crate) fn keys_of(key: &str) -> Vec<&str> {
+    fn add<'k>(key: &'k str, all: &mut Vec<&'k str>) {
+        match behind_mark(key).and_then(|behind| Split::read(behind.split_once(';')?.1, 1)) {
+            None => all.push(key),
+            Some(Split { key, named, .. }) => {
+                all.push(key);
+                named.iter().filter_map(|named| named.key).for_each(|key| add(key, all));
+            }
+        }
+    }
+    let mut all = Vec::new();
+    add(key, &mut all);
+    all
+}
+
 fn without_weights(composite: &str, rest: &str) -> Option<String> {
     let Split { key, named, .. } = Split::read(rest, 1)?;
     let keys = named.iter().filter_map(|named| Some((named.part, line_key(named.key?).into_owned())));

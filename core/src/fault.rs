@@ -48,6 +48,8 @@ mod on {
 
     /// The points of showing the head of a line, and of removing a dead one.
     pub const SHOWING: &[&str] = &["head-taken", "head-reached", "head-hidden", "head-removed"];
+    /// The points of a charge to a tenant.
+    pub const CHARGING: &[&str] = &["start-uncharged", "tenant-taken", "tenant-charged"];
 
     /// The points of changing policies and of renaming a limit.
     const CHANGING: &[&str] = &[
@@ -76,7 +78,7 @@ mod on {
     ];
 
     fn points() -> impl Iterator<Item = &'static str> {
-        [DECIDING, FINDING, REWRITING, GROWING, SEARCHING, LEASING, SHOWING, CHANGING, RECOVERING]
+        [DECIDING, FINDING, REWRITING, GROWING, SEARCHING, LEASING, SHOWING, CHARGING, CHANGING, RECOVERING]
             .into_iter()
             .flatten()
             .copied()

@@ -152,7 +152,8 @@ pub mod observe {
     pub use crate::observer::Observer;
     pub use crate::onlooker::Onlooker;
     pub use crate::snapshot::{
-        GrantSnapshot, KeySnapshot, LimitSnapshot, Minute, NEAR, ProcessSnapshot, Snapshot, Usage, WAIT_BOUNDS,
+        GrantSnapshot, KeySnapshot, LimitSnapshot, Minute, NEAR, ProcessSnapshot, Snapshot, TenantSnapshot, Usage,
+        WAIT_BOUNDS,
     };
     pub use crate::stats::Stats;
 }
@@ -174,7 +175,7 @@ pub mod embed {
     pub use crate::limiter::{
         Begun, Claim, Joined, Line, Outcome, Pool, Seat, Step, Terms, Turn, Waiter, WaiterId, acquire,
     };
-    pub use crate::policy::{MAX_NAME_BYTES, MAX_WINDOWS};
+    pub use crate::policy::{MAX_NAME_BYTES, MAX_SHARE, MAX_WINDOWS};
     pub use crate::server::finish_calls;
     pub use crate::time::{duration_from_secs, from_unix_ns, unix_ns};
     pub use crate::waiting::MayWait;

@@ -1,6 +1,6 @@
 //! A [`Snapshot`] as text for Prometheus and for other readers of its formats.
 
-use crate::snapshot::{GrantSnapshot, KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
+use crate::snapshot::{GrantSnapshot, KeySnapshot, LimitSnapshot, Snapshot, TenantSnapshot, Usage, WAIT_BOUNDS};
 use crate::stats::Stats;
 use std::collections::HashSet;
 use std::fmt::{Display, Write};
@@ -48,23 +48,31 @@ impl LimitSnapshot {
     /// Returns the names of the [hot keys](LimitSnapshot::hot_keys): their texts, or else `#` and their [ids](KeySnapshot::id). All names
     /// differ, although the texts of long keys are truncated.
     pub fn key_names(&self, is_shown: bool) -> Vec<String> {
-        let mut names: Vec<String> = Vec::with_capacity(self.hot_keys.len());
-        let mut known = HashSet::new();
-        for key in &self.hot_keys {
-            let mut name = key_name(&key.key, &key.id, is_shown);
-            if known.contains(&name) {
-                name = format!("{name}#{}", key.id);
-            }
-            known.insert(name.clone());
-            names.push(name);
-        }
-        names
+        names(self.hot_keys.iter().map(|key| (&*key.key, &*key.id)), is_shown)
+    }
+
+    /// Returns the names of its [tenants](LimitSnapshot::tenants): their texts, if they are known, or else `#` and their ids.
+    pub fn tenant_names(&self, is_shown: bool) -> Vec<String> {
+        names(self.tenants.iter().map(|tenant| (&*tenant.key, &*tenant.id)), is_shown)
     }
 
     /// Returns the name of the [fullest](LimitSnapshot::fullest) key.
     pub fn fullest_name(&self, is_shown: bool) -> Option<String> {
         self.fullest.as_ref().map(|(text, id)| key_name(text, id, is_shown))
     }
+}
+
+fn names<'a>(keys: impl Iterator<Item = (&'a str, &'a str)>, is_shown: bool) -> Vec<String> {
+    let mut known = HashSet::new();
+    let name = |(text, id): (&str, &str)| {
+        let mut name = key_name(text, id, is_shown);
+        if known.contains(&name) {
+            name = format!("{name}#{id}");
+        }
+        known.insert(name.clone());
+        name
+    };
+    keys.map(name).collect()
 }
 
 fn key_name(text: &str, id: &str, is_shown: bool) -> String {
@@ -124,6 +132,12 @@ impl Snapshot {
             text.family(*family);
             for (labels, key) in all.iter().flat_map(|limit| &limit.keys) {
                 text.sample(labels, Value::Whole(count(key)));
+            }
+        }
+        for (family, value) in OF_TENANT {
+            text.family(*family);
+            for (labels, tenant) in all.iter().flat_map(|limit| &limit.tenants) {
+                text.sample(labels, value(tenant));
             }
         }
         if options.format == MetricsFormat::OpenMetrics {
@@ -281,6 +295,17 @@ const OF_KEY: &[(Family, OfKey)] = &[
     (counter("_key_units_granted", "Units granted to a hot key."), |key| key.stats.units_granted),
 ];
 
+type OfTenant = fn(&TenantSnapshot) -> Value;
+
+const OF_TENANT: &[(Family, OfTenant)] = &[
+    (gauge("_tenant_share", "The share that is kept for a tenant of a shared limit."), |tenant| {
+        Value::Whole(tenant.share.into())
+    }),
+    (seconds("_tenant_wait_seconds", "How long the first waiter of a tenant has waited; 0 if none waits."), |tenant| {
+        tenant.waits.unwrap_or_default().into()
+    }),
+];
+
 enum Value {
     Whole(u64),
     Seconds(Duration),
@@ -311,20 +336,23 @@ struct Labelled<'a> {
     is_counted: bool,
     labels: String,
     keys: Vec<(String, &'a KeySnapshot)>,
+    tenants: Vec<(String, &'a TenantSnapshot)>,
 }
 
 impl Labelled<'_> {
     fn new<'a>(seen: &'a LimitSnapshot, options: &MetricsOptions) -> Labelled<'a> {
         let mut labels = String::new();
         put_label(&mut labels, "limit", &seen.name);
-        let labelled = |(key, name): (&'a KeySnapshot, String)| {
+        let and = |label: &str, name: &str| {
             let mut both = labels.clone();
-            put_label(&mut both, "key", &name);
-            (both, key)
+            put_label(&mut both, label, name);
+            both
         };
         let named = seen.hot_keys.iter().zip(seen.key_names(options.show_keys));
-        let keys = named.take(options.keys).map(labelled).collect();
-        Labelled { seen, is_counted: true, labels, keys }
+        let keys = named.take(options.keys).map(|(key, name)| (and("key", &name), key)).collect();
+        let named = seen.tenants.iter().zip(seen.tenant_names(options.show_keys));
+        let tenants = named.take(options.keys).map(|(tenant, name)| (and("tenant", &name), tenant)).collect();
+        Labelled { seen, is_counted: true, labels, keys, tenants }
     }
 }
 

@@ -2,7 +2,9 @@
 
 use super::{MetricsFormat, MetricsOptions};
 use crate::policy::Policy;
-use crate::snapshot::{GrantSnapshot, KeySnapshot, LimitSnapshot, ProcessSnapshot, Snapshot, Usage, WAIT_BOUNDS};
+use crate::snapshot::{
+    GrantSnapshot, KeySnapshot, LimitSnapshot, ProcessSnapshot, Snapshot, TenantSnapshot, Usage, WAIT_BOUNDS,
+};
 use crate::stats::Stats;
 use std::collections::BTreeSet;
 use std::fs;
@@ -62,6 +64,10 @@ fn everything() -> Snapshot {
         bytes: 17_408,
         spare_bytes: 18_432,
         hot_keys: vec![key("tenant", "00000000000000aa"), key("tenant", "00000000000000bb"), key("c", "cc")],
+        tenants: vec![
+            TenantSnapshot { key: "#dd".into(), id: "dd".into(), share: 1, waits: Some(SECOND / 8) },
+            TenantSnapshot { key: "acme".into(), id: "ee".into(), share: 3, waits: None },
+        ],
         grants: Some(GrantSnapshot { held: 14, requests: 15 }),
     };
     let jobs = LimitSnapshot {
@@ -75,6 +81,7 @@ fn everything() -> Snapshot {
         waits: [0; WAIT_BOUNDS.len() + 1],
         stats: Stats::default(),
         hot_keys: Vec::new(),
+        tenants: Vec::new(),
         grants: None,
         ..rate.clone()
     };

@@ -86,6 +86,9 @@ pub struct LimitSnapshot {
     pub spare_bytes: u64,
     /// The busiest keys in the snapshot, busiest first. On a server, first those that this process has used, then the fullest.
     pub hot_keys: Vec<KeySnapshot>,
+    /// If [tenants share](Policy::shared) the limit: those that wait, the next one first; then those for which a share is kept, as many
+    /// as [hot keys](LimitSnapshot::hot_keys).
+    pub tenants: Vec<TenantSnapshot>,
     /// The server's grants to this process. `None` if no server grants units.
     pub grants: Option<GrantSnapshot>,
 }
@@ -134,6 +137,20 @@ pub struct KeySnapshot {
     pub paused_for: Duration,
     /// The counters.
     pub stats: Stats,
+}
+
+/// The state of one tenant of a limit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TenantSnapshot {
+    /// Its key: the text if a share is kept for it, or it was sought; else `#` and the id.
+    pub key: String,
+    /// The [id](KeySnapshot::id) of its key.
+    pub id: String,
+    /// The share that is kept for it. Calls may have their own.
+    pub share: u32,
+    /// For how long its first waiter has waited. `None`: it does not wait.
+    pub waits: Option<Duration>,
 }
 
 /// A process that uses the store.

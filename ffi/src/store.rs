@@ -1,7 +1,7 @@
 //! Stores.
 
 use crate::clock::wgl_manual_clock;
-use crate::input::{Sized32, c_text, given, hand_out, invalid, key_or_limit, options, shared, text};
+use crate::input::{self, Sized32, c_text, given, hand_out, invalid, key_or_limit, options, shared, text};
 use crate::status::{WGL_OK, guard};
 use crate::strings::wgl_strings;
 use std::ffi::{CString, c_char, c_int};
@@ -235,6 +235,31 @@ pub unsafe extern "C" fn wgl_store_lift(
         // SAFETY: as above.
         let (name, key) = unsafe { (text("name", name)?, key_or_limit(key, key_len)?) };
         store.store.lift(name, key)?;
+        Ok(WGL_OK)
+    })
+}
+
+/// Sets the share of a tenant of a shared limit ("500/1m shared"), for all that share the store: 1 to 1,000. While tenants
+/// wait, one with 3 gets three starts where one with 1 gets one. It survives restarts; 1 is the default, and the `share`
+/// of a call (see wgl_waiter_options) has precedence. `key` (`key_len` bytes) names the tenant, which need not have been
+/// used.
+///
+/// Fails with WGL_UNKNOWN_LIMIT for a name that is not declared, WGL_UNSUPPORTED for a limit that is not shared,
+/// WGL_INVALID_ARGUMENT for a share out of range or a key that is not 1 to 1,024 bytes, or with a store error.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wgl_store_share(
+    store: Option<NonNull<wgl_store>>,
+    name: *const c_char,
+    key: *const c_char,
+    key_len: usize,
+    share: u32,
+) -> c_int {
+    guard(|| {
+        // SAFETY: the caller's promise, here and below.
+        let store = given("store", unsafe { shared(store) })?;
+        // SAFETY: as above.
+        let (name, key) = unsafe { (text("name", name)?, input::key(key, key_len)?) };
+        store.store.share(name, key, share)?;
         Ok(WGL_OK)
     })
 }

@@ -1,7 +1,7 @@
 //! Waits: in one call, or in steps.
 
 use crate::calls::{WGL_FOREVER, on_key, put_ns, timeout};
-use crate::input::{self, Sized32, given, hand_out, invalid, options, shared};
+use crate::input::{self, Sized32, given, hand_out, invalid, options, reserved, shared};
 use crate::limiter::wgl_limiter;
 use crate::permit::wgl_permit;
 use crate::status::{WGL_DENIED, WGL_OK, WGL_WAITING, guard};
@@ -29,11 +29,17 @@ pub struct wgl_waiter_options {
     /// How late the waiter may be for its place without losing it, at most 366 days. No other caller can have that start
     /// during the grace, so pass no more than is needed. Default WGL_DEFAULT_GRACE; a shorter grace has no effect.
     pub grace_ns: u64,
+    /// Of a shared limit, the share of the tenant that the key names, 1 to 1,000: with 3 it gets three starts where one with 1
+    /// gets one, while both wait. Default 0: the share that wgl_store_share has set, or else 1.
+    pub share: u32,
+    /// 0.
+    pub reserved: u32,
 }
 
 // SAFETY: it begins with its size, and is numbers.
 unsafe impl Sized32 for wgl_waiter_options {
     const NAME: &'static str = "waiter options";
+    const FIRST: usize = std::mem::offset_of!(wgl_waiter_options, share);
 }
 
 /// The waiter of these options.
@@ -47,8 +53,10 @@ pub(crate) unsafe fn waiter(key: &str, theirs: *const wgl_waiter_options) -> Res
     // SAFETY: the caller's promise.
     let wish = unsafe { options(theirs) }?;
     let longest = if wish.timeout_ns == 0 { WGL_FOREVER } else { wish.timeout_ns };
+    reserved(wish.reserved)?;
     let waiter = Waiter::new(key, wish.weight.max(1)).priority(wish.priority).timeout(timeout(longest));
-    Ok(waiter.grace(Duration::from_nanos(wish.grace_ns)))
+    let waiter = waiter.grace(Duration::from_nanos(wish.grace_ns));
+    Ok(if wish.share == 0 { waiter } else { waiter.share(wish.share) })
 }
 
 /// Waits, and writes the outcome.
@@ -95,7 +103,7 @@ pub unsafe extern "C" fn wgl_acquire(
     unsafe { on_key(shared(limiter), key, key_len, call) }
 }
 
-/// Waits as wgl_acquire does, with a priority and a grace; `options` may be NULL.
+/// Waits as wgl_acquire does, with a priority, a share and a grace; `options` may be NULL.
 ///
 /// Fails as wgl_try_acquire does, and with WGL_INVALID_ARGUMENT for options out of range.
 #[unsafe(no_mangle)]

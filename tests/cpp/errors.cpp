@@ -60,6 +60,7 @@ static void names(const Store &store) {
     THROWS(WGL_UNKNOWN_LIMIT, "nothing", store.override("nothing", "1/1s", "tenant"));
     THROWS(WGL_INVALID_ARGUMENT, "key is empty", store.override("rate", "1/1s", ""));
     THROWS(WGL_INVALID_ARGUMENT, "key is empty", store.lift("rate", ""));
+    THROWS(WGL_UNKNOWN_LIMIT, "nothing", store.share("nothing", "tenant", 3));
     THROWS(WGL_INVALID_ARGUMENT, "often", store.limiter("limit", "often"));
     THROWS(WGL_INVALID_ARGUMENT, "policy is a text with a NUL", store.limiter("limit", std::string("1/1s\0", 5)));
     THROWS(WGL_INVALID_ARGUMENT, "name is a text with a NUL", RateLimiter(store, std::string("a\0b", 3), 1, 1s));

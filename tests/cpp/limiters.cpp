@@ -184,6 +184,10 @@ static void operators(const Bench &bench, const Directory &dir) {
     CHECK(limiter.peek("tenant").limit == 2, "lifted");
     CHECK(limiter.stats().policy_changes >= 2, "counted");
 
+    const Limiter shared = bench.store.limiter("shared", "2/1s shared");
+    CHECK(shared.acquire("tenant", 1, 0, forever, 0s, 3) && shared.peek("other").remaining == 1, "one budget");
+    bench.store.share("shared", "tenant", 3);
+
     std::FILE *file = std::fopen((dir / "limits.toml").c_str(), "w");
     std::fputs("[stripe]\nallowed = 100\nperiod = \"1m\"\nburst = 20\n", file);
     std::fclose(file);

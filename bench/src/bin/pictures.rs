@@ -3,6 +3,9 @@
 //!
 //! `cargo run -p workglow-limit-bench --bin pictures DIRECTORY`
 
+#[path = "pictures/turns.rs"]
+mod turns;
+
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -333,5 +336,6 @@ fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
         let svg = draw(scene, &run(scene)?);
         std::fs::write(Path::new(&directory).join(scene.file).with_extension("svg"), svg)?;
     }
+    std::fs::write(Path::new(&directory).join("turns.svg"), turns::draw()?)?;
     Ok(())
 }

@@ -3,9 +3,10 @@
 import { Transform, pipeline } from "node:stream";
 import { type AxiosResponse, CanceledError, type InternalAxiosRequestConfig, getAdapter, isAxiosError } from "axios";
 import { invalid } from "./errors.js";
+import type { Target } from "./route.js";
 import { type Limits, Sending, type SendingOptions, type Sent, followed, isRepeatable, neverArrived, outgoing, textOf } from "./sending.js";
 
-export type { KeyOfRequest, Limits, OutgoingRequest, SendingOptions, TokenParts, WeightOfRequest } from "./sending.js";
+export type { Destination, KeyOfRequest, Limits, OutgoingRequest, Route, SendingOptions, TokenParts, WeightOfRequest } from "./sending.js";
 export type { TokenKind, Tokens, Usage } from "./tokens.js";
 
 /** The part of an axios instance that is needed: axios's types differ between its two module systems. */
@@ -66,7 +67,7 @@ async function send(
     const [{ response, error }, sent] = await sending.send<Result>(sending.demand(request), {
       signal,
       canRepeat: isRepeatable(config.data),
-      send: () => resultOf(adapter(config)),
+      send: (target) => resultOf(adapter(target === null ? config : elsewhere(config, target))),
       answerOf: ({ response }) => response,
       discard: ({ response: { data } }) => void (data?.destroy?.() ?? data?.cancel?.()),
       neverArrived,
@@ -80,6 +81,16 @@ async function send(
   } finally {
     stop();
   }
+}
+
+function elsewhere(config: InternalAxiosRequestConfig, { url, without, headers: others }: Target): InternalAxiosRequestConfig {
+  const headers = config.headers.concat();
+  headers.delete([...without]);
+  headers.set({ ...others });
+  const moved: InternalAxiosRequestConfig = { ...config, url: String(url), headers };
+  delete moved.baseURL; // The URL has them already.
+  delete moved.params;
+  return moved;
 }
 
 function urlOf(instance: AxiosLike, config: InternalAxiosRequestConfig): URL | null {

@@ -28,6 +28,11 @@ export interface StartOptions {
 export interface AcquireOptions extends StartOptions {
   /** Waiters with a lower number start first; waiters with the same number start in the order of their calls. Default: 0. */
   priority?: number | undefined;
+  /**
+   * Of a shared limit, such as "500/1m shared", the share of the tenant that the key names: 1 to 1,000. While tenants wait, one with
+   * share 3 gets three starts where one with 1 gets one. Default: the one that `Store.share` has set, or 1. Other limits ignore it.
+   */
+  share?: number | undefined;
   /** The longest wait. Default: no timeout. */
   timeout?: Duration | undefined;
   /**

@@ -64,6 +64,7 @@ export const DEMAND = ["key", "weight", "tokens", "estimate"];
 
 /** @internal What one request asks for, before its limiter is open. */
 export interface Demand {
+  readonly url: URL;
   readonly limiter: Limiter;
   readonly key: Key;
   readonly weight: Weight;
@@ -109,14 +110,22 @@ export class Demands {
     const limiter = this.#limiter(request);
     if (limiter == null) return null;
     const [key, weight] = [this.#key(request), this.#weight(request)];
-    return { limiter, key, weight, tokens: this.needsText ? unitsOf("estimate", this.#estimate(request), this.tokens) : {} };
+    return {
+      url: request.url,
+      limiter,
+      key,
+      weight,
+      tokens: this.needsText ? unitsOf("estimate", this.#estimate(request), this.tokens) : {},
+    };
   }
 
   /** Returns the start for it; `null` if the limiter has no part without tokens for a request that has none. The limiter is open. */
   startOf({ limiter, key, weight, tokens }: Demand): Start | null {
     if (!this.needsText) return { limiter, key, weight, tokens: {} };
     this.#check(limiter);
-    if (Object.values(tokens).every((units) => units === 0)) return this.#withoutTokens(limiter, key, weight);
+    // Of alternatives, whose other parts are not known before one is chosen, it takes one token.
+    const isFree = Object.values(tokens).every((units) => units === 0);
+    if (isFree && !(limiter instanceof FirstOfLimiter)) return this.#withoutTokens(limiter, key, weight);
     const units: Record<string, number> = {};
     if (typeof weight === "object") Object.assign(units, weight);
     else if (weight !== 1) for (const part of limiter._partNames() ?? []) units[part] = weight;
@@ -140,7 +149,7 @@ export class Demands {
 
   /** Checks that a limiter has the parts that count tokens, if it is known yet. */
   #check(limiter: Limiter): void {
-    const names = limiter instanceof FirstOfLimiter ? [] : limiter._partNames();
+    const names = limiter._partNames();
     if (names === null) return;
     for (const part of Object.values(this.tokens)) {
       const known = names.length > 0 ? names.join(", ") : "it has none";

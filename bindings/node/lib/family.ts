@@ -30,8 +30,18 @@ export interface Backoff {
   jitter?: "scaled" | "full" | "equal" | "none" | undefined;
 }
 
+/** Who has the budget of a limit. */
+export interface SharedOptions {
+  /**
+   * Whether all keys have one budget, in which each names a tenant. While tenants wait, they start by their shares: see `Store.share`.
+   * Default: false, each key has a budget of its own. Only with a store.
+   */
+  shared?: boolean | undefined;
+}
+
 /** The options of a `RateLimiter`: one window, or `windows` with one to four. A start needs free units in all of them. */
 export type RateLimiterOptions = Backoff &
+  SharedOptions &
   (
     | (RateWindow & {
         /** Used instead of `maxExecutions` and `windowSizeInSeconds`. */
@@ -48,7 +58,7 @@ export type RateLimiterOptions = Backoff &
   );
 
 /** The options of a `TokenBucketLimiter`. */
-export interface TokenBucketLimiterOptions {
+export interface TokenBucketLimiterOptions extends SharedOptions {
   /** The tokens that are added to the bucket per period: 1 to 1,000,000,000. */
   rate: number;
   /** The period: 1 µs to 366 days. Default: 1 s. */
@@ -67,8 +77,11 @@ export interface LeakyBucketLimiterOptions {
   queue?: number | undefined;
 }
 
+/** The options of a `FixedWindowLimiter` or a `SlidingWindowCounterLimiter`. */
+export interface WindowLimiterOptions extends RateWindow, SharedOptions {}
+
 /** The store of a limiter. Without one, the limit belongs to the limiter object alone. */
-export interface HomeOptions {
+export interface HomeOptions extends SharedOptions {
   /** The store that shares the limit under a name. */
   store?: Store | undefined;
   /** The limit's name in the store. */
@@ -95,23 +108,31 @@ export interface EvenlySpacedRateLimiterOptions extends RateWindow {
 }
 
 const WINDOW = ["maxExecutions", "windowSizeInSeconds"];
+const HOME = ["store", "name", "clock", "shared"];
 const BACKOFF = ["initialBackoffDelay", "backoffMultiplier", "maxBackoffDelay", "jitter"];
 
 /** Returns the constructor arguments of a `Limiter` that is declared in a store. */
-function inStore(store: Store, name: string, policy: () => NativePolicy): [NativeLimiter, LimiterSetup] {
+function inStore(store: Store, name: string, policy: () => NativePolicy, options: SharedOptions = {}): [NativeLimiter, LimiterSetup] {
   if (!(store instanceof Store)) throw invalid("store", store, "a Store");
   unicode("name", name);
-  return [make(() => native.declare(store._native, name, policy())), { store }];
+  const declared = () => {
+    const alone = policy(); // It checks the options.
+    const { shared = false } = options;
+    if (typeof shared !== "boolean") throw invalid("shared", shared, "true or false");
+    return shared ? native.sharedPolicy(alone) : alone;
+  };
+  return [make(() => native.declare(store._native, name, declared())), { store }];
 }
 
 /** Returns the same for a limiter that may do without a store. */
 function anywhere(options: HomeOptions, policy: () => NativePolicy): [NativeLimiter, LimiterSetup] {
-  const { store, name, clock } = options;
+  const { store, name, clock, shared } = options;
   if (store !== undefined) {
     if (clock !== undefined) throw invalid("clock", clock, "none with a store, which has its own");
-    return inStore(store, name as string, policy);
+    return inStore(store, name as string, policy, options);
   }
   if (name !== undefined) throw invalid("name", name, "none without a store");
+  if (shared !== undefined && shared !== false) throw invalid("shared", shared, "false without a store");
   const own = new Store("memory:", { clock });
   return [make(() => native.declare(own._native, undefined, policy())), { store: own }];
 }
@@ -122,7 +143,7 @@ function windowOf(window: RateWindow): [max: number, seconds: number] {
 }
 
 function ratePolicy(options: RateLimiterOptions): NativePolicy {
-  checkOptions(options, [...WINDOW, "windows", ...BACKOFF]);
+  checkOptions(options, [...WINDOW, "windows", ...BACKOFF, "shared"]);
   const { windows, maxExecutions, windowSizeInSeconds } = options;
   if ((windows === undefined) === (maxExecutions === undefined && windowSizeInSeconds === undefined)) {
     const given = windows === undefined ? "neither" : "both";
@@ -147,7 +168,7 @@ function ratePolicy(options: RateLimiterOptions): NativePolicy {
 export class RateLimiter extends Limiter {
   /** Declares a limit under a name at the first use, which opens the store. */
   constructor(store: Store, name: string, options: RateLimiterOptions) {
-    super(...inStore(store, name, () => ratePolicy(options)));
+    super(...inStore(store, name, () => ratePolicy(options), options));
   }
 }
 
@@ -158,7 +179,7 @@ export class ConcurrencyLimiter extends Limiter {
    * limiters of that name. In a store, permits are leases: the units of a process that dies are freed.
    */
   constructor(maxConcurrentJobs: number, options: ConcurrencyLimiterOptions = {}) {
-    checkOptions(options, ["store", "name", "clock", "lease", "cooldown"]);
+    checkOptions(options, [...HOME, "lease", "cooldown"]);
     const policy = () => {
       const max = whole("maxConcurrentJobs", maxConcurrentJobs);
       const lease = maybeMilliseconds("lease", options.lease);
@@ -174,7 +195,7 @@ export class ConcurrencyLimiter extends Limiter {
 export class DelayLimiter extends Limiter {
   /** Limits the starts of this object, or with `store` and `name` of all limiters of that name. Default delay: 50 ms. */
   constructor(delay: Duration = 50, options: HomeOptions = {}) {
-    checkOptions(options, ["store", "name", "clock"]);
+    checkOptions(options, HOME);
     const policy = () => native.delayPolicy(milliseconds("delay", delay));
     super(...anywhere(options, policy));
   }
@@ -189,7 +210,7 @@ export class DelayLimiter extends Limiter {
 export class EvenlySpacedRateLimiter extends Limiter {
   /** Limits the starts of this object, or with `store` and `name` of all limiters of that name. */
   constructor(spacing: EvenlySpacedRateLimiterOptions, options: HomeOptions = {}) {
-    checkOptions(options, ["store", "name", "clock"]);
+    checkOptions(options, HOME);
     const policy = () => {
       checkOptions(spacing, [...WINDOW, "adaptive"], "spacing");
       const { adaptive = true } = spacing as EvenlySpacedRateLimiterOptions;
@@ -201,7 +222,7 @@ export class EvenlySpacedRateLimiter extends Limiter {
 }
 
 function bucketPolicy(options: TokenBucketLimiterOptions | LeakyBucketLimiterOptions, size: "burst" | "queue"): NativePolicy {
-  checkOptions(options, ["rate", "period", size]);
+  checkOptions(options, ["rate", "period", size, ...(size === "burst" ? ["shared"] : [])]);
   const { rate, period = 1_000, [size]: given = rate } = options as TokenBucketLimiterOptions & LeakyBucketLimiterOptions;
   return native.bucketPolicy(whole("rate", rate), milliseconds("period", period), whole(size, given), size === "queue");
 }
@@ -213,7 +234,7 @@ function bucketPolicy(options: TokenBucketLimiterOptions | LeakyBucketLimiterOpt
 export class TokenBucketLimiter extends Limiter {
   /** Declares a limit under a name at the first use, which opens the store. */
   constructor(store: Store, name: string, options: TokenBucketLimiterOptions) {
-    super(...inStore(store, name, () => bucketPolicy(options, "burst")));
+    super(...inStore(store, name, () => bucketPolicy(options, "burst"), options));
   }
 }
 
@@ -225,8 +246,8 @@ export class LeakyBucketLimiter extends Limiter {
   }
 }
 
-function windowPolicy(options: RateWindow, isSmooth: boolean): NativePolicy {
-  checkOptions(options, WINDOW);
+function windowPolicy(options: WindowLimiterOptions, isSmooth: boolean): NativePolicy {
+  checkOptions(options, [...WINDOW, "shared"]);
   return native.windowPolicy(...windowOf(options), isSmooth);
 }
 
@@ -236,8 +257,8 @@ function windowPolicy(options: RateWindow, isSmooth: boolean): NativePolicy {
  */
 export class FixedWindowLimiter extends Limiter {
   /** Declares a limit under a name at the first use, which opens the store. */
-  constructor(store: Store, name: string, options: RateWindow) {
-    super(...inStore(store, name, () => windowPolicy(options, false)));
+  constructor(store: Store, name: string, options: WindowLimiterOptions) {
+    super(...inStore(store, name, () => windowPolicy(options, false), options));
   }
 }
 
@@ -247,8 +268,8 @@ export class FixedWindowLimiter extends Limiter {
  */
 export class SlidingWindowCounterLimiter extends Limiter {
   /** Declares a limit under a name at the first use, which opens the store. */
-  constructor(store: Store, name: string, options: RateWindow) {
-    super(...inStore(store, name, () => windowPolicy(options, true)));
+  constructor(store: Store, name: string, options: WindowLimiterOptions) {
+    super(...inStore(store, name, () => windowPolicy(options, true), options));
   }
 }
 

@@ -1,6 +1,7 @@
 // Limits `fetch`: Node's, undici's, and clients that take a `fetch` as an option.
 
 import { invalid } from "./errors.js";
+import { type Target, changed } from "./route.js";
 import {
   type Limits,
   OPTIONS,
@@ -15,7 +16,7 @@ import {
   textOf,
 } from "./sending.js";
 
-export type { KeyOfRequest, Limits, OutgoingRequest, SendingOptions, TokenParts, WeightOfRequest } from "./sending.js";
+export type { Destination, KeyOfRequest, Limits, OutgoingRequest, Route, SendingOptions, TokenParts, WeightOfRequest } from "./sending.js";
 export type { TokenKind, Tokens, Usage } from "./tokens.js";
 
 type Input = Parameters<typeof fetch>[0];
@@ -43,7 +44,7 @@ export function limitFetch(limiter: Limits, options: LimitFetchOptions = {}): ty
     const [response, sent] = await sending.send(sending.demand(request), {
       signal: init?.signal ?? (isRequest(input) ? input.signal : undefined),
       canRepeat: isRepeatable(init?.body) && (init?.body != null || !isRequest(input) || input.body === null),
-      send: () => send(input, init),
+      send: (target) => (target === null ? send(input, init) : sendElsewhere(send, input, init, target)),
       answerOf: (response) => response,
       discard: (response) => response.body?.cancel(),
       neverArrived,
@@ -53,6 +54,12 @@ export function limitFetch(limiter: Limits, options: LimitFetchOptions = {}): ty
 }
 
 const isRequest = (input: unknown): input is Request => typeof input === "object" && input !== null && "url" in input;
+
+function sendElsewhere(send: typeof fetch, input: Input, init: RequestInit | undefined, target: Target): Promise<Response> {
+  const headers = changed(new Headers(init?.headers ?? (isRequest(input) ? input.headers : undefined)), target);
+  // (A request with a body is sent once.)
+  return send(isRequest(input) ? new Request(target.url, input) : target.url, { ...init, headers });
+}
 
 /** Returns what is known about a request; `null` without a valid URL. */
 async function requestOf(input: Input, init: RequestInit | undefined, needsText: boolean): Promise<OutgoingRequest | null> {

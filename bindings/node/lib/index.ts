@@ -40,9 +40,11 @@ export {
   RateLimiter,
   type RateLimiterOptions,
   type RateWindow,
+  type SharedOptions,
   SlidingWindowCounterLimiter,
   TokenBucketLimiter,
   type TokenBucketLimiterOptions,
+  type WindowLimiterOptions,
 } from "./family.js";
 export type { Hook, HookEvent, LimitEvent } from "./hooks.js";
 export type { Duration } from "./input.js";
@@ -59,6 +61,7 @@ export {
   type ProcessSnapshot,
   type Snapshot,
   type SnapshotOptions,
+  type TenantSnapshot,
   type Usage,
   type Waits,
 } from "./snapshot.js";

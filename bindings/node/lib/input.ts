@@ -40,6 +40,12 @@ export function whole(parameter: string, value: unknown, of = ""): number {
 /** Checks a weight. Default: 1. */
 export const weightOf = (weight: unknown): number => (weight === undefined ? 1 : whole("weight", weight));
 
+/** Checks the share of a tenant. */
+export function shareOf(share: unknown): number {
+  if (Number.isInteger(share) && (share as number) >= 1 && (share as number) <= 1000) return share as number;
+  throw invalid("share", share, "a whole number from 1 to 1000");
+}
+
 /** Checks that a value is a number. The core checks its range. */
 export function real(parameter: string, value: unknown, expected = "a number"): number {
   if (typeof value === "number") return value;

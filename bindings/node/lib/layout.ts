@@ -10,7 +10,7 @@ export const enum Op {
   decide = 2,
   /** Computes the decision of `decide` and records nothing. */
   peek = 3,
-  /** Adds a waiter to the line, with `priority`, `time` as its timeout, and `grace`. */
+  /** Adds a waiter to the line, with `priority`, `share`, `time` as its timeout, and `grace`. */
   join = 4,
   /** Removes the waiter from the line. */
   leave = 5,
@@ -122,7 +122,7 @@ export const enum Int {
   status = 1,
   textLength = 2,
   priority = 3,
-  permit = 26,
+  permit = 28,
 }
 
 /** Indices of 64-bit floats. */
@@ -135,20 +135,21 @@ export const enum Num {
   remaining = 7,
   limit = 8,
   grace = 9,
-  waiter = 10,
-  due = 11,
+  share = 10,
+  waiter = 11,
+  due = 12,
 }
 
 /** Offsets in bytes. */
 export const enum Offset {
-  large = 96,
-  text = 168,
+  large = 104,
+  text = 176,
 }
 
 /** Sizes of the buffer and of parts of it. */
 export const enum Size {
   /** In bytes. */
-  buffer = 3240,
+  buffer = 3248,
   /** In bytes. */
   text = 3072,
   /** In 32-bit integers. */

@@ -64,6 +64,7 @@ interface Native {
   openStore(store: NativeStore): Promise<void>;
   names(store: NativeStore): Promise<string[]>;
   overrideLimit(store: NativeStore, name: string, policy: string, key?: string): Promise<void>;
+  share(store: NativeStore, name: string, key: string, share: number): Promise<void>;
   lift(store: NativeStore, name: string, key?: string): Promise<void>;
   forget(store: NativeStore, name: string): Promise<void>;
   flush(store: NativeStore): Promise<void>;
@@ -86,6 +87,7 @@ interface Native {
   unitOfTime(unit: string): number | null;
   advance(clock: NativeClock, ms: number): void;
   now(clock: NativeClock): number;
+  sharedPolicy(policy: NativePolicy): NativePolicy;
   ratePolicy(windows: Windows, backoff: Backoff): NativePolicy;
   concurrencyPolicy(max: number, lease?: number, cooldown?: number): NativePolicy;
   delayPolicy(delay: number): NativePolicy;

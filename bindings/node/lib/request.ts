@@ -3,7 +3,7 @@
 import type { AcquireOptions } from "./calls.js";
 import { type StartKey, startKeyOf, startWeightOf } from "./charges.js";
 import { invalid } from "./errors.js";
-import { maybeMilliseconds, options as checkOptions } from "./input.js";
+import { maybeMilliseconds, options as checkOptions, shareOf } from "./input.js";
 import { Permit } from "./permit.js";
 
 /** The checked options of an `acquire`. */
@@ -11,6 +11,8 @@ export interface Request {
   readonly key: StartKey;
   readonly weight: number;
   readonly priority: number;
+  /** Of the tenant that the key names; 0: the one that the store keeps. */
+  readonly share: number;
   /** The most waiters, this one included. */
   readonly maxWaiting: number;
   /** In ms; -1: no timeout. */
@@ -22,7 +24,7 @@ export interface Request {
   readonly place: Permit | string | undefined;
 }
 
-const ACQUIRE = ["key", "weight", "priority", "timeout", "grace", "signal", "maxWaiting", "place"];
+const ACQUIRE = ["key", "weight", "priority", "share", "timeout", "grace", "signal", "maxWaiting", "place"];
 
 /** @internal Returns whether a value is an `AbortSignal`, of any realm or of jsdom. */
 export const isSignal = (given: unknown): given is AbortSignal =>
@@ -39,6 +41,7 @@ const PLAIN: Request = {
   key: "",
   weight: 1,
   priority: 0,
+  share: 0,
   maxWaiting: Infinity,
   timeout: -1,
   grace: -1,
@@ -50,13 +53,13 @@ const PLAIN: Request = {
 export function requestOf(options: AcquireOptions | undefined): Request {
   if (options === undefined) return PLAIN;
   checkOptions(options, ACQUIRE);
-  const { key, weight, priority, timeout, grace, signal, maxWaiting = Infinity, place } = options;
+  const { key, weight, priority, share, timeout, grace, signal, maxWaiting = Infinity, place } = options;
   if (!(Number.isInteger(maxWaiting) && maxWaiting >= 1) && maxWaiting !== Infinity) {
     throw invalid("maxWaiting", maxWaiting, "a whole number, at least 1");
   }
   if (signal !== undefined && !isSignal(signal)) throw invalid("signal", signal, "an AbortSignal");
   if (place !== undefined) {
-    for (const [name, value] of Object.entries({ key, weight, priority, grace })) {
+    for (const [name, value] of Object.entries({ key, weight, priority, share, grace })) {
       if (value !== undefined) throw invalid(name, value, "none with a place, which has its own");
     }
     if (!(place instanceof Permit) && typeof place !== "string") throw invalid("place", place, "a Permit or its text");
@@ -68,6 +71,7 @@ export function requestOf(options: AcquireOptions | undefined): Request {
     key: startKeyOf(key, weight),
     weight: startWeightOf(weight),
     priority: priorityOf(priority),
+    share: share === undefined ? 0 : shareOf(share),
     maxWaiting,
     timeout: maybeMilliseconds("timeout", timeout) ?? -1,
     grace: maybeMilliseconds("grace", grace) ?? -1,

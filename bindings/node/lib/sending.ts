@@ -4,6 +4,7 @@ import { types } from "node:util";
 import { sleepUnless } from "./aborting.js";
 import { watch } from "./budgets.js";
 import type { PartKeys } from "./charges.js";
+import { FirstOfLimiter } from "./composite.js";
 import {
   DEMAND,
   type Demand,
@@ -19,19 +20,23 @@ import {
 import { WeightExceedsCapacity, invalid } from "./errors.js";
 import { warn } from "./hooks.js";
 import type { HeedOptions } from "./http.js";
-import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, whole } from "./input.js";
+import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, shareOf, whole } from "./input.js";
 import type { Limiter } from "./limiter.js";
 import type { Permit } from "./permit.js";
 import { isSignal, priorityOf } from "./request.js";
+import { type Route, type Target, targetOf } from "./route.js";
 import { type HttpResponse, headersOf, pauseOf, statusOf } from "./response.js";
 import { Meter, type TokenKind, type Usage } from "./tokens.js";
 
+export type { Destination, Route } from "./route.js";
 export type { KeyOfRequest, Limits, OutgoingRequest, TokenParts, WeightOfRequest } from "./demand.js";
 
 /** How the requests of an HTTP client are limited. */
 export interface SendingOptions extends DemandOptions {
   /** Waiting requests with a lower number are sent first. Default: 0. */
   priority?: number | undefined;
+  /** The share of a request's tenant in a shared limit: see `AcquireOptions.share`. */
+  share?: number | undefined;
   /** The longest wait of a request, and of each retry, after which the client fails with a `TimeoutError`. Default: no timeout. */
   timeout?: Duration | undefined;
   /** When it aborts, or the request's own signal does, waiting requests give up. */
@@ -48,10 +53,16 @@ export interface SendingOptions extends DemandOptions {
   retries?: number | undefined;
   /** Returns the used tokens from a JSON body, or from each JSON event of a stream. Default: reads those of OpenAI and Anthropic. */
   usage?: Usage | undefined;
+  /**
+   * Where a request goes, by the alternative of a `FirstOfLimiter` that was chosen: a function that returns a base URL, or an object with
+   * `baseUrl` and `headers`. Credentials in the headers are not sent to another origin than the request's own, but for those of this function.
+   * Default: where the request says.
+   */
+  route?: Route | undefined;
 }
 
 /** @internal The names of the options. */
-export const OPTIONS = [...DEMAND, "priority", "timeout", "signal", "heed", "retries", "usage"];
+export const OPTIONS = [...DEMAND, "priority", "share", "timeout", "signal", "heed", "retries", "usage", "route"];
 
 /** The statuses after which the same request may be sent again. */
 const REFUSALS = [429, 503, 529];
@@ -61,8 +72,8 @@ export interface Attempts<R> {
   readonly signal?: AbortSignal | null | undefined;
   /** Whether its body can be sent twice. */
   readonly canRepeat: boolean;
-  /** Sends the request. */
-  send(): Promise<R>;
+  /** Sends the request, elsewhere if there is a target. */
+  send(target: Target | null): Promise<R>;
   /** Returns the status and headers of a result. */
   answerOf(result: R): HttpResponse;
   /** Discards a result before another attempt. */
@@ -104,16 +115,18 @@ export class Sending {
   readonly #demands: Demands;
   readonly #usage: Usage | undefined;
   readonly #priority: number;
+  readonly #share: number | undefined;
   readonly #timeout: number | undefined;
   readonly #signal: AbortSignal | undefined;
   readonly #heeds: boolean;
   readonly #pauses: { readonly default: number; readonly longest: number };
   readonly #retries: number;
+  readonly #route: Route | undefined;
 
   /** Checks the options. */
   constructor(limiter: Limits, options: SendingOptions, known: readonly string[] = OPTIONS) {
     checkOptions(options, known);
-    const { priority, timeout, signal, retries = 0, tokens, estimate, usage } = options;
+    const { priority, share, timeout, signal, retries = 0, tokens, estimate, usage, route } = options;
     this.#demands = new Demands(limiter, options);
     for (const [name, given] of Object.entries({ estimate, usage })) {
       if (given === undefined) continue;
@@ -121,7 +134,10 @@ export class Sending {
       if (tokens === undefined) throw invalid(name, given, "none without tokens, the part that counts them");
     }
     this.#usage = usage;
+    if (route !== undefined && typeof route !== "function") throw invalid("route", route, "a function");
+    this.#route = route;
     this.#priority = priorityOf(priority);
+    this.#share = share === undefined ? undefined : shareOf(share);
     this.#timeout = maybeMilliseconds("timeout", timeout);
     if (signal !== undefined && !isSignal(signal)) throw invalid("signal", signal, "an AbortSignal");
     this.#signal = signal;
@@ -149,17 +165,24 @@ export class Sending {
     const opening = demand?.limiter._opening();
     if (opening != null) await opening.catch(() => {}); // The start says why, and counts the failure.
     const start = demand === null ? null : this.#demands.startOf(demand);
-    if (start === null) return [await attempts.send(), null];
+    if (demand === null || start === null) return [await attempts.send(null), null];
     const signals = [this.#signal, attempts.signal].filter((signal) => signal != null);
     const signal = signals.length === 2 ? AbortSignal.any(signals) : signals[0];
     for (let attempt = 0; ; attempt++) {
       // A start is decided in the microtask before `await` returns, and the request follows at once.
       const permit = await this.#acquire(start, signal);
       const sent = new Sent(start.tokens, permit, this.#usage);
-      const watched = this.#heeds ? watch(start) : null;
+      let target: Target | null;
+      try {
+        target = targetOf(this.#route, permit.chosen, demand.url); // A retry may go elsewhere.
+      } catch (error) {
+        sent.cancel();
+        throw error;
+      }
+      const watched = this.#heeds ? watch(usedOf(start, permit)) : null;
       let result: R;
       try {
-        result = await attempts.send();
+        result = await attempts.send(target);
       } catch (error) {
         watched?.forget();
         if (attempts.neverArrived(error)) sent.cancel();
@@ -192,11 +215,12 @@ export class Sending {
 
   /** Waits for a start. An estimate above the capacity of a part takes all of it. */
   async #acquire({ limiter, key, weight, tokens }: Start, signal: AbortSignal | undefined): Promise<Permit> {
-    const options = { key, priority: this.#priority, timeout: this.#timeout, signal };
+    const options = { key, priority: this.#priority, share: this.#share, timeout: this.#timeout, signal };
     try {
       return await limiter.acquire({ ...options, weight });
     } catch (error) {
-      if (!(error instanceof WeightExceedsCapacity) || typeof weight !== "object") throw error;
+      // Of alternatives, those that are too small are left out.
+      if (!(error instanceof WeightExceedsCapacity) || typeof weight !== "object" || limiter instanceof FirstOfLimiter) throw error;
       const fitting = { ...weight };
       const { parts } = limiter;
       for (const part of Object.values(tokens)) {
@@ -216,6 +240,12 @@ export class Sending {
       warn("what a server said could not be heeded", error);
     }
   }
+}
+
+/** Returns a start as that of the alternative that was chosen, whose server counts it. */
+function usedOf(start: Start, permit: Permit): Start {
+  const chosen = start.limiter instanceof FirstOfLimiter ? permit._chosen() : null;
+  return chosen === null ? start : { ...start, limiter: chosen };
 }
 
 /** Returns what a refusal pauses: of alternatives only the one that was used, and parts where they have keys of their own. */

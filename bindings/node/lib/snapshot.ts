@@ -46,20 +46,22 @@ export interface Snapshot {
   readonly failures: number;
 }
 
+type Kind =
+  | "rate"
+  | "concurrency"
+  | "delay"
+  | "evenly-spaced"
+  | "token-bucket"
+  | "leaky-bucket"
+  | "fixed-window"
+  | "sliding-window-counter";
+
 /** The snapshot of a limit. */
 export interface LimitSnapshot {
   /** The limit's name. */
   readonly name: string;
-  /** The kind of its policies. */
-  readonly kind:
-    | "rate"
-    | "concurrency"
-    | "delay"
-    | "evenly-spaced"
-    | "token-bucket"
-    | "leaky-bucket"
-    | "fixed-window"
-    | "sliding-window-counter";
+  /** The kind of its policies; with "shared-" before it if tenants share the limit. */
+  readonly kind: Kind | `shared-${Exclude<Kind, "leaky-bucket">}`;
   /** The policy in force. */
   readonly policy: string;
   /** The policy that programs declare. */
@@ -94,6 +96,8 @@ export interface LimitSnapshot {
   readonly spareBytes: number;
   /** The busiest keys, busiest first, at most as many as `SnapshotOptions.keys`. */
   readonly hotKeys: readonly KeySnapshot[];
+  /** The tenants of a shared limit: those that wait, the next one first, and then those for which a share is kept. */
+  readonly tenants: readonly TenantSnapshot[];
   /** The units that a server granted to this process. `null` where no server grants units. */
   readonly grants: GrantSnapshot | null;
 }
@@ -130,6 +134,16 @@ export interface KeySnapshot {
   readonly pausedFor: number;
   /** The counts. */
   readonly stats: Stats;
+}
+
+/** The snapshot of a tenant. */
+export interface TenantSnapshot {
+  /** The text of its key with `showKeys`, if a share is kept for it; else "#" and the id of its key. */
+  readonly key: string;
+  /** The share that is kept for it. Calls may have their own. */
+  readonly share: number;
+  /** How long its first waiter has waited, in ms. `null`: it does not wait. */
+  readonly waits: number | null;
 }
 
 /** A process that uses the store. */

@@ -4,7 +4,7 @@ import { brand } from "./brand.js";
 import type { KeyOptions } from "./calls.js";
 import { invalid, make, thrown } from "./errors.js";
 import { type Hook, type HookEvent, listen } from "./hooks.js";
-import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, unicode, whole, word } from "./input.js";
+import { type Duration, maybeMilliseconds, milliseconds, options as checkOptions, shareOf, unicode, whole, word } from "./input.js";
 import type { Limiter } from "./limiter.js";
 import { FlowControl, byName } from "./named.js";
 import { type NativeClock, type NativeObserver, type NativeStore, native, shared, notifyHooks } from "./native.js";
@@ -183,6 +183,16 @@ export class Store {
    */
   async lift(name: string, options: KeyOptions = {}): Promise<void> {
     await native.lift(this._native, unicode("name", name), keyIn(options)).catch(rethrow);
+  }
+
+  /**
+   * Sets the share of a tenant of a shared limit, such as "500/1m shared", for all processes: 1 to 1,000. While tenants wait, one with
+   * share 3 gets three starts where one with 1 gets one. It survives restarts, and 1 is the default. `AcquireOptions.share` has
+   * precedence.
+   */
+  async share(name: string, key: string, share: number): Promise<void> {
+    const [limit, tenant] = [unicode("name", name), unicode("key", key)];
+    await native.share(this._native, limit, tenant, shareOf(share)).catch(rethrow);
   }
 
   /**

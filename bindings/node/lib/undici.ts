@@ -3,9 +3,10 @@
 import { Writable } from "node:stream";
 import { createBrotliDecompress, createGunzip, createInflate } from "node:zlib";
 import type { Demand } from "./demand.js";
+import { type Target, changed } from "./route.js";
 import { type Limits, type OutgoingRequest, Sending, type SendingOptions, type Sent, isRepeatable, outgoing, textOf } from "./sending.js";
 
-export type { KeyOfRequest, Limits, OutgoingRequest, SendingOptions, TokenParts, WeightOfRequest } from "./sending.js";
+export type { Destination, KeyOfRequest, Limits, OutgoingRequest, Route, SendingOptions, TokenParts, WeightOfRequest } from "./sending.js";
 export type { TokenKind, Tokens, Usage } from "./tokens.js";
 
 // The part of undici's types that is needed: they differ between its versions.
@@ -78,7 +79,7 @@ export function limitUndici(limiter: Limits, options: SendingOptions = {}): Undi
       const attempts = {
         signal: exchange.signal,
         canRepeat: isRepeatable(options.body),
-        send: () => exchange.send(),
+        send: (target: Target | null) => exchange.send(target),
         answerOf: (head: Head) => head,
         discard: () => exchange.discard(),
         neverArrived: () => !exchange.isConnected,
@@ -110,6 +111,11 @@ function requestOf({ method, origin = NOWHERE, path, headers, body }: Options): 
     () => headersOf(headers),
     () => textOf(body),
   );
+}
+
+function elsewhere(options: Options, target: Target): Options {
+  const { origin, pathname, search } = target.url;
+  return { ...options, origin, path: pathname + search, headers: Object.fromEntries(changed(headersOf(options.headers), target)) };
 }
 
 /** Returns the headers of a request: undici takes a flat list, pairs, or an object. */
@@ -157,7 +163,7 @@ class Exchange implements Controller, Handler {
   }
 
   /** Dispatches the request: returns the response's head, and keeps the events that follow. */
-  send(): Promise<Head> {
+  send(target: Target | null): Promise<Head> {
     return new Promise((resolve, reject) => {
       this.isConnected = false;
       this.#target = undefined;
@@ -165,7 +171,7 @@ class Exchange implements Controller, Handler {
       this.#failed = reject;
       this.#pending = undefined;
       this.#discarded = undefined;
-      this.#dispatch(this.#options, this);
+      this.#dispatch(target === null ? this.#options : elsewhere(this.#options, target), this);
     });
   }
 

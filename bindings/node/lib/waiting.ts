@@ -124,7 +124,7 @@ export class Line {
 
   #join(waiter: Waiter): void {
     if (waiter.isOver) return;
-    const { key, weight, priority, timeout, grace, place } = waiter.request;
+    const { key, weight, priority, share, timeout, grace, place } = waiter.request;
     try {
       if (place !== undefined) this.#limiter._put("place", place);
     } catch (error) {
@@ -133,6 +133,7 @@ export class Line {
     ints[Int.priority] = priority;
     numbers[Num.time] = timeout;
     numbers[Num.grace] = grace;
+    numbers[Num.share] = share;
     this.#do(place === undefined ? Op.join : Op.joinWithPlace, key, weight, (answer) => {
       try {
         this.#joined(waiter, answer());

@@ -9,6 +9,7 @@ import { copyFileSync, mkdirSync, readFileSync, rmSync, writeFileSync } from "no
 import { createRequire } from "node:module";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
+import { buildWeb } from "./web.mjs";
 
 const here = join(dirname(fileURLToPath(import.meta.url)), "..");
 const dist = join(here, "dist");
@@ -40,9 +41,12 @@ write("cjs/package.json", `${JSON.stringify({ type: "commonjs", sideEffects: fal
 mkdirSync(join(dist, "esm"));
 // There is one copy of the code for `require` and `import`, so that both have the same `Store`.
 const { exports } = JSON.parse(readFileSync(join(here, "package.json")));
-for (const path of Object.keys(exports).filter((path) => path !== "./package.json")) {
+for (const path of Object.keys(exports).filter((path) => path !== "./package.json" && !path.startsWith("./web"))) {
   const entry = path === "." ? "index" : path.slice(2);
   const names = Object.keys(createRequire(import.meta.url)(join(dist, "cjs", `${entry}.js`)));
   write(`esm/${entry}.js`, `export { ${names.join(", ")} } from "../cjs/${entry}.js";\n`);
   write(`esm/${entry}.d.ts`, `export * from "../cjs/${entry}.js";\n`);
 }
+// That entry has no native code, and is for programs that have no `require`.
+const reason = buildWeb();
+if (reason !== null) console.log(`workglow-limit/web was not built: ${reason}`);

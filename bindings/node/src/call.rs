@@ -349,7 +349,9 @@ impl Core {
             }
             Operation::Join | Operation::JoinWithPlace => {
                 let waiter = if operation == Operation::Join {
-                    Waiter::new(key, weight).priority(buffer.priority).grace(duration(buffer.grace).unwrap_or_default())
+                    let waiter = Waiter::new(key, weight).priority(buffer.priority);
+                    let waiter = waiter.grace(duration(buffer.grace).unwrap_or_default());
+                    if buffer.share == 0.0 { waiter } else { waiter.share(buffer.share as u32) }
                 } else {
                     Waiter::with_place(buffer.raw_permit())
                 };

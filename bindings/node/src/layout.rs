@@ -48,7 +48,7 @@ numbers! {
         Decide = 2,
         /// Computes the decision of `Decide` and records nothing.
         Peek = 3,
-        /// Adds a waiter to the line, with `priority`, `time` as its timeout, and `grace`.
+        /// Adds a waiter to the line, with `priority`, `share`, `time` as its timeout, and `grace`.
         Join = 4,
         /// Removes the waiter from the line.
         Leave = 5,
@@ -195,6 +195,8 @@ pub struct CallBuffer {
     pub limit: f64,
     /// In: a duration in ms, negative for the default.
     pub grace: f64,
+    /// In, of a waiter: the share of its tenant, 0 for the one that the store keeps.
+    pub share: f64,
     /// In and out: the number of a waiter.
     pub waiter: f64,
     /// Out: in how many ms the line has to be advanced; negative if it is empty.

@@ -196,6 +196,13 @@ pub fn lift(store: &External<Store>, name: String, key: Option<String>) -> Async
     AsyncTask::new(Pooled(Box::new(move || store.lift(&name, key.as_deref()))))
 }
 
+/// Sets the share of a tenant.
+#[napi]
+pub fn share(store: &External<Store>, name: String, key: String, share: f64) -> AsyncTask<Pooled<()>> {
+    let store = Store::clone(store);
+    AsyncTask::new(Pooled(Box::new(move || store.share(&name, &key, share as u32))))
+}
+
 /// Writes to the database the starts that it does not have yet.
 #[napi]
 pub fn flush(store: &External<Store>) -> AsyncTask<Pooled<()>> {

@@ -10,6 +10,12 @@ fn made(policy: Result<Policy, Error>) -> napi::Result<External<Policy>> {
     policy.map(External::new).map_err(thrown)
 }
 
+/// Makes the same policy, shared by tenants.
+#[napi]
+pub fn shared_policy(policy: &External<Policy>) -> napi::Result<External<Policy>> {
+    made(policy.shared())
+}
+
 /// Makes a policy of one or more sliding windows, each a pair of units and seconds. The backoff: initial delay in ms,
 /// multiplier, longest delay in ms, jitter.
 #[napi]

@@ -76,6 +76,8 @@ pub struct LimitSnapshot {
     pub spare_bytes: f64,
     /// The busiest keys, busiest first.
     pub hot_keys: Vec<KeySnapshot>,
+    /// The tenants of a shared limit.
+    pub tenants: Vec<TenantSnapshot>,
     /// The units that a server granted.
     pub grants: Option<GrantSnapshot>,
 }
@@ -116,6 +118,17 @@ pub struct KeySnapshot {
     pub paused_for: f64,
     /// The counts, in the order of `native.stats`.
     pub stats: Vec<f64>,
+}
+
+/// The snapshot of a tenant.
+#[napi(object, use_nullable = true)]
+pub struct TenantSnapshot {
+    /// The key's text or id.
+    pub key: String,
+    /// The share that is kept for it.
+    pub share: u32,
+    /// How long its first waiter has waited.
+    pub waits: Option<f64>,
 }
 
 /// A process that uses the store.
@@ -180,6 +193,11 @@ fn limit_of(seen: &workglow_limit::observe::LimitSnapshot, show_keys: bool) -> L
         paused_for: ms(key.paused_for),
         stats: crate::counts(&key.stats),
     };
+    let tenant = |(tenant, key): (&workglow_limit::observe::TenantSnapshot, String)| TenantSnapshot {
+        key,
+        share: tenant.share,
+        waits: tenant.waits.map(ms),
+    };
     let grants = |grants: workglow_limit::observe::GrantSnapshot| GrantSnapshot {
         held: grants.held as f64,
         requests: grants.requests as f64,
@@ -204,6 +222,7 @@ fn limit_of(seen: &workglow_limit::observe::LimitSnapshot, show_keys: bool) -> L
         bytes: seen.bytes as f64,
         spare_bytes: seen.spare_bytes as f64,
         hot_keys: seen.hot_keys.iter().zip(seen.key_names(show_keys)).map(key).collect(),
+        tenants: seen.tenants.iter().zip(seen.tenant_names(show_keys)).map(tenant).collect(),
         grants: seen.grants.map(grants),
     }
 }

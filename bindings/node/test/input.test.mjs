@@ -74,11 +74,15 @@ test("options are checked", async () => {
   assert.throws(() => limiter.reserve({ timeout: 5 }), /timeout: expected only key, weight, maxWait, grace/);
   await assert.rejects(
     limiter.acquire({ timeOut: 5 }),
-    /timeOut: expected only key, weight, priority, timeout, grace, signal, maxWaiting, place/,
+    /timeOut: expected only key, weight, priority, share, timeout, grace, signal, maxWaiting, place/,
   );
   await assert.rejects(limiter.acquire({ signal: {} }), about("signal"));
   for (const priority of [null, "1", 0.5, NaN, 2 ** 31, -(2 ** 31) - 1, 1n]) {
     await assert.rejects(limiter.acquire({ priority }), about("priority"));
+  }
+  for (const share of [null, "1", 0, -1, 0.5, NaN, 1001, 1n]) {
+    await assert.rejects(limiter.acquire({ share }), about("share"));
+    await assert.rejects(limiter.acquire({ share }), /: expected a whole number from 1 to 1000/);
   }
   assert.ok(limiter.tryAcquire());
 });

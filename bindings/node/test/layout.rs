@@ -32,7 +32,7 @@ fn the_typescript_layout_matches_the_rust_layout() {
 
 #[test]
 fn the_buffer_has_no_padding() {
-    let fields = 4 * size_of::<i32>() + 10 * size_of::<f64>() + 9 * size_of::<u64>() + TEXT_BYTES;
+    let fields = 4 * size_of::<i32>() + 11 * size_of::<f64>() + 9 * size_of::<u64>() + TEXT_BYTES;
     assert_eq!(size_of::<CallBuffer>(), fields);
 }
 
@@ -69,8 +69,9 @@ fn typescript() -> String {
     };
     let ints = fields!(4: operation, status, text_length, priority, permit);
     write_enum(&mut out, "Indices of 32-bit integers; of the first word of a permit.", "Int", &plain(&ints));
-    let numbers =
-        fields!(8: weight, time, retry_after, suggested_after, reset_after, remaining, limit, grace, waiter, due);
+    let numbers = fields!(
+        8: weight, time, retry_after, suggested_after, reset_after, remaining, limit, grace, share, waiter, due
+    );
     write_enum(&mut out, "Indices of 64-bit floats.", "Num", &plain(&numbers));
     let offsets = fields!(1: large, text);
     write_enum(&mut out, "Offsets in bytes.", "Offset", &plain(&offsets));

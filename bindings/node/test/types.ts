@@ -45,7 +45,7 @@ import {
   toWorkglow,
 } from "workglow-limit";
 import { limitAxios } from "workglow-limit/axios";
-import { type OutgoingRequest, type SendingOptions, limitFetch } from "workglow-limit/fetch";
+import { type Destination, type OutgoingRequest, type Route, type SendingOptions, limitFetch } from "workglow-limit/fetch";
 import { type HeedOptions, type HttpResponse, heed } from "workglow-limit/http";
 import { type InstrumentOptions, instrument } from "workglow-limit/opentelemetry";
 import { limitUndici } from "workglow-limit/undici";
@@ -119,7 +119,7 @@ export async function places(signal: AbortSignal): Promise<string> {
   if (place === null) return "";
   const presented: Permit = rate.present(place);
   if (!presented.started) setTimeout(() => rate.present(presented.toText()), presented.wait);
-  (await rate.acquire({ key: "k", priority: -1, grace: "500ms" })).complete();
+  (await rate.acquire({ key: "k", priority: -1, share: 3, grace: "500ms" })).complete();
   (await rate.acquire({ place, timeout: "1m", signal })).settle(5);
   rate.permit(await rate.schedule((p) => p.toText(), { place: presented })).cancel();
   rate.place(presented.toText()).cancel();
@@ -130,6 +130,7 @@ export async function places(signal: AbortSignal): Promise<string> {
 
 export async function operators(): Promise<number> {
   await store.override("x", "100/1m + 5/1s");
+  await store.share("x", "tenant", 3);
   await store.lift("x");
   await store.override("x", "100/1m", { key: "tenant" });
   await store.lift("x", { key: "tenant" });
@@ -184,6 +185,7 @@ export async function looks(): Promise<string> {
   const [limit]: readonly LimitSnapshot[] = (await store.snapshotAsync()).limits;
   const window: number | null | undefined = limit?.usage[0]?.window;
   console.log(seen.at.getTime(), limit?.override?.length, window, limit?.hotKeys[0]?.stats.admitted, limit?.grants?.held);
+  console.log(limit?.tenants[0]?.share, limit?.tenants[0]?.waits);
   const metricsOptions: InstrumentOptions = { keys: 0 };
   instrument(store, metricsOptions)();
   // @ts-expect-error: an unknown format
@@ -345,6 +347,11 @@ const perPart: SendingOptions = {
   usage: () => ({ total: 5 }),
 };
 limitFetch(composite, perPart);
+const destination: Destination = { baseUrl: new URL("https://a"), headers: { "x-api-key": "k" } };
+const route: Route = (chosen) => (chosen === rate ? destination : undefined);
+limitFetch(composite, { route });
+// @ts-expect-error -- it is a function
+limitFetch(composite, { route: destination });
 limitFetch(composite, { key: () => ({ tenant: null }), weight: () => ({ tenant: 2 }) });
 // @ts-expect-error: the part that counts tokens has a name
 limitFetch(rate, { tokens: rate });

@@ -9,7 +9,7 @@ use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDateTime, PyDelta, PyDeltaAccess, PyFloat, PyInt, PyString};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use workglow_limit::embed::duration_from_secs;
+use workglow_limit::embed::{MAX_SHARE, duration_from_secs};
 use workglow_limit::observe::{MetricsFormat, Onlooker};
 use workglow_limit::{Durability, Error, OnError};
 
@@ -57,6 +57,19 @@ pub fn priority(value: Given<'_, '_>) -> PyResult<i32> {
     }
     whole("priority", value)?;
     Err(invalid("priority", value, "a whole number from -2147483648 to 2147483647"))
+}
+
+/// The share of a tenant.
+pub fn share(value: Given<'_, '_>) -> PyResult<u32> {
+    match u32::try_from(whole("share", value)?.clamped()) {
+        Ok(share @ 1..=MAX_SHARE) => Ok(share),
+        _ => Err(invalid("share", value, &format!("a whole number from 1 to {MAX_SHARE}"))),
+    }
+}
+
+/// The share of a waiter's tenant. `None` means the one that the store keeps.
+pub fn share_or_none(value: Given<'_, '_>) -> PyResult<Option<u32>> {
+    if value.is_none() { Ok(None) } else { share(value).map(Some) }
 }
 
 /// The weight of a peek. It may be 0.
@@ -169,6 +182,11 @@ pub fn show_keys(value: Given<'_, '_>) -> PyResult<bool> {
 /// Whether a limit adapts to the durations of its jobs.
 pub fn adaptive(value: Given<'_, '_>) -> PyResult<bool> {
     flag("adaptive", value)
+}
+
+/// Whether tenants share a limit.
+pub fn shared(value: Given<'_, '_>) -> PyResult<bool> {
+    flag("shared", value)
 }
 
 /// Whether problems are repaired.

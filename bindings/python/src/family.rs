@@ -9,9 +9,10 @@ use crate::store::Store;
 use pyo3::PyTypeInfo;
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
+use pyo3::types::PyBool;
 use std::sync::Arc;
 use std::time::Duration;
-use workglow_limit::{Backoff, Jitter, Policy};
+use workglow_limit::{Backoff, Error, Jitter, Policy};
 
 type Given<'a, 'py> = &'a Bound<'py, PyAny>;
 type New<T> = PyResult<PyClassInitializer<T>>;
@@ -41,16 +42,19 @@ limiter! {
     /// The other parameters set how Decision.suggested_after grows, for callers that requeue: initial_backoff_delay after the
     /// first denial, backoff_multiplier times as long after each further denial, at most max_backoff_delay. An admission resets
     /// it. jitter spreads a delay b: "scaled" over b to 2 b, "full" over 0 to b, "equal" over b/2 to b, "none" not at all.
+    ///
+    /// shared makes one budget for all keys. Each names a tenant in it, and while tenants wait they start by their shares: see
+    /// Store.share. All limiters with a store take it, but for LeakyBucketLimiter.
     RateLimiter {
         #[new]
         #[pyo3(
             signature = (
                 store, name, *, max_executions=None, window_size_in_seconds=None, windows=None,
-                initial_backoff_delay=None, backoff_multiplier=None, max_backoff_delay=None, jitter=None
+                initial_backoff_delay=None, backoff_multiplier=None, max_backoff_delay=None, jitter=None, shared=false
             ),
             text_signature = "(store, name, *, max_executions=None, window_size_in_seconds=None, windows=None, \
                               initial_backoff_delay=1.0, backoff_multiplier=2.0, max_backoff_delay=600.0, \
-                              jitter='scaled')"
+                              jitter='scaled', shared=False)"
         )]
         #[allow(clippy::too_many_arguments)] // All but two are keywords.
         fn new(
@@ -63,6 +67,7 @@ limiter! {
             backoff_multiplier: Option<&Bound<'_, PyAny>>,
             max_backoff_delay: Option<&Bound<'_, PyAny>>,
             jitter: Option<&Bound<'_, PyAny>>,
+            #[pyo3(from_py_with = argument::shared)] shared: bool,
         ) -> New<Self> {
             let all = match (max_executions, window_size_in_seconds, windows) {
                 (Some(max), Some(window), None) => vec![pair(max, window)?],
@@ -85,7 +90,7 @@ limiter! {
                 ("max_backoff_delay", max_backoff_delay),
                 ("jitter", jitter),
             ];
-            Ok(declared::<RateLimiter>(store, name, policy, others)?.add_subclass(RateLimiter))
+            Ok(declared::<RateLimiter>(store, name, policy, shared, others)?.add_subclass(RateLimiter))
         }
     }
 }
@@ -104,7 +109,13 @@ limiter! {
     /// max_concurrent_jobs is 1 to 65535. clock is for tests without a store.
     ConcurrencyLimiter {
         #[new]
-        #[pyo3(signature = (max_concurrent_jobs, *, store=None, name=None, lease=None, cooldown=None, clock=None))]
+        #[pyo3(
+            signature = (
+                max_concurrent_jobs, *, store=None, name=None, lease=None, cooldown=None, clock=None, shared=false
+            ),
+            text_signature = "(max_concurrent_jobs, *, store=None, name=None, lease=None, cooldown=None, clock=None, \
+                              shared=False)"
+        )]
         fn new(
             max_concurrent_jobs: &Bound<'_, PyAny>,
             #[pyo3(from_py_with = argument::store_or_none)] store: Option<&Bound<'_, Store>>,
@@ -112,6 +123,7 @@ limiter! {
             lease: Option<&Bound<'_, PyAny>>,
             cooldown: Option<&Bound<'_, PyAny>>,
             #[pyo3(from_py_with = argument::clock)] clock: Option<&Bound<'_, ManualClock>>,
+            #[pyo3(from_py_with = argument::shared)] shared: bool,
         ) -> New<Self> {
             let max = whole("max_concurrent_jobs", max_concurrent_jobs)?.clamped();
             let wrong = |e| quoting(e, &[("max_concurrent_jobs", "max_concurrent_jobs", max_concurrent_jobs)]);
@@ -128,11 +140,12 @@ limiter! {
                 Some((store, name)) => {
                     let given = [("max_concurrent_jobs", Some(max_concurrent_jobs)), ("lease", lease)];
                     let others = given.into_iter().chain([("cooldown", cooldown)]);
-                    declared::<ConcurrencyLimiter>(store, name, policy, others)?
+                    declared::<ConcurrencyLimiter>(store, name, policy, shared, others)?
                 }
                 None if lease.is_some() => {
                     return Err(PyTypeError::new_err("lease needs a store and a name"));
                 }
+                None if shared => return Err(shared_alone()),
                 None => {
                     let clock = clock.map(|clock| clock.get().core.clone());
                     let core = workglow_limit::ConcurrencyLimiter::by_policy(policy, clock).map_err(wrong)?;
@@ -152,8 +165,8 @@ limiter! {
     DelayLimiter {
         #[new]
         #[pyo3(
-            signature = (delay=None, *, store=None, name=None, clock=None),
-            text_signature = "(delay=0.05, *, store=None, name=None, clock=None)"
+            signature = (delay=None, *, store=None, name=None, clock=None, shared=false),
+            text_signature = "(delay=0.05, *, store=None, name=None, clock=None, shared=False)"
         )]
         fn new(
             py: Python<'_>,
@@ -161,12 +174,14 @@ limiter! {
             #[pyo3(from_py_with = argument::store_or_none)] store: Option<&Bound<'_, Store>>,
             name: Option<&Bound<'_, PyAny>>,
             #[pyo3(from_py_with = argument::clock)] clock: Option<&Bound<'_, ManualClock>>,
+            #[pyo3(from_py_with = argument::shared)] shared: bool,
         ) -> New<Self> {
             let length = delay.map_or(Ok(Duration::from_millis(50)), |delay| seconds("delay", delay))?;
             let wrong = |e| quoting_given(e, [("delay", "delay", delay)]);
             let policy = Policy::delay(length).map_err(wrong)?;
             let limiter = match store_and_name(store, name, clock)? {
-                Some((store, name)) => declared::<DelayLimiter>(store, name, policy, [("delay", delay)])?,
+                Some((store, name)) => declared::<DelayLimiter>(store, name, policy, shared, [("delay", delay)])?,
+                None if shared => return Err(shared_alone()),
                 None => {
                     let core = workglow_limit::DelayLimiter::with_clock(length, clock.map(|c| c.get().core.clone()));
                     local::<DelayLimiter>(py, core.map_err(raised)?, policy)?
@@ -189,9 +204,13 @@ limiter! {
     /// timedelta, 1 µs to 366 days. clock is for tests without a store.
     EvenlySpacedRateLimiter {
         #[new]
-        #[pyo3(signature = (
-            *, max_executions, window_size_in_seconds, adaptive=true, store=None, name=None, clock=None
-        ))]
+        #[pyo3(
+            signature = (
+                *, max_executions, window_size_in_seconds, adaptive=true, store=None, name=None, clock=None, shared=false
+            ),
+            text_signature = "(*, max_executions, window_size_in_seconds, adaptive=True, store=None, name=None, clock=None, \
+                              shared=False)"
+        )]
         fn new(
             max_executions: &Bound<'_, PyAny>,
             window_size_in_seconds: &Bound<'_, PyAny>,
@@ -199,6 +218,7 @@ limiter! {
             #[pyo3(from_py_with = argument::store_or_none)] store: Option<&Bound<'_, Store>>,
             name: Option<&Bound<'_, PyAny>>,
             #[pyo3(from_py_with = argument::clock)] clock: Option<&Bound<'_, ManualClock>>,
+            #[pyo3(from_py_with = argument::shared)] shared: bool,
         ) -> New<Self> {
             let (max, window) = numbers(max_executions, window_size_in_seconds)?;
             let wrong = |e| quoting_window(e, max_executions, window_size_in_seconds);
@@ -211,8 +231,9 @@ limiter! {
                         ("window_size_in_seconds", Some(window_size_in_seconds)),
                         ("adaptive", Some(adaptive.as_any())),
                     ];
-                    declared::<EvenlySpacedRateLimiter>(store, name, policy, others)?
+                    declared::<EvenlySpacedRateLimiter>(store, name, policy, shared, others)?
                 }
+                None if shared => return Err(shared_alone()),
                 None => {
                     let clock_of = clock.map(|clock| clock.get().core.clone());
                     let core = workglow_limit::EvenlySpacedRateLimiter::with_clock(max, window, adaptive, clock_of);
@@ -232,8 +253,8 @@ limiter! {
     TokenBucketLimiter {
         #[new]
         #[pyo3(
-            signature = (store, name, *, rate, period=None, burst=None),
-            text_signature = "(store, name, *, rate, period=1.0, burst=None)"
+            signature = (store, name, *, rate, period=None, burst=None, shared=false),
+            text_signature = "(store, name, *, rate, period=1.0, burst=None, shared=False)"
         )]
         fn new(
             #[pyo3(from_py_with = argument::store)] store: &Bound<'_, Store>,
@@ -241,10 +262,11 @@ limiter! {
             rate: &Bound<'_, PyAny>,
             period: Option<&Bound<'_, PyAny>>,
             burst: Option<&Bound<'_, PyAny>>,
+            #[pyo3(from_py_with = argument::shared)] shared: bool,
         ) -> New<Self> {
             let policy = bucket(Policy::token_bucket, rate, period, ("burst", burst))?;
             let others = [("rate", Some(rate)), ("period", period), ("burst", burst)];
-            Ok(declared::<TokenBucketLimiter>(store, name, policy, others)?.add_subclass(TokenBucketLimiter))
+            Ok(declared::<TokenBucketLimiter>(store, name, policy, shared, others)?.add_subclass(TokenBucketLimiter))
         }
     }
 }
@@ -269,7 +291,7 @@ limiter! {
         ) -> New<Self> {
             let policy = bucket(Policy::leaky_bucket, rate, period, ("queue", queue))?;
             let others = [("rate", Some(rate)), ("period", period), ("queue", queue)];
-            Ok(declared::<LeakyBucketLimiter>(store, name, policy, others)?.add_subclass(LeakyBucketLimiter))
+            Ok(declared::<LeakyBucketLimiter>(store, name, policy, false, others)?.add_subclass(LeakyBucketLimiter))
         }
     }
 }
@@ -281,17 +303,21 @@ limiter! {
     /// max_executions is 1 to 1,000,000,000. window_size_in_seconds is seconds or a timedelta, 1 µs to 366 days.
     FixedWindowLimiter {
         #[new]
-        #[pyo3(signature = (store, name, *, max_executions, window_size_in_seconds))]
+        #[pyo3(
+            signature = (store, name, *, max_executions, window_size_in_seconds, shared=false),
+            text_signature = "(store, name, *, max_executions, window_size_in_seconds, shared=False)"
+        )]
         fn new(
             #[pyo3(from_py_with = argument::store)] store: &Bound<'_, Store>,
             name: &Bound<'_, PyAny>,
             max_executions: &Bound<'_, PyAny>,
             window_size_in_seconds: &Bound<'_, PyAny>,
+            #[pyo3(from_py_with = argument::shared)] shared: bool,
         ) -> New<Self> {
             let policy = counter(Policy::fixed_window, max_executions, window_size_in_seconds)?;
             let others =
                 [("max_executions", Some(max_executions)), ("window_size_in_seconds", Some(window_size_in_seconds))];
-            Ok(declared::<FixedWindowLimiter>(store, name, policy, others)?.add_subclass(FixedWindowLimiter))
+            Ok(declared::<FixedWindowLimiter>(store, name, policy, shared, others)?.add_subclass(FixedWindowLimiter))
         }
     }
 }
@@ -303,28 +329,40 @@ limiter! {
     /// max_executions is 1 to 1,000,000,000. window_size_in_seconds is seconds or a timedelta, 1 µs to 366 days.
     SlidingWindowCounterLimiter {
         #[new]
-        #[pyo3(signature = (store, name, *, max_executions, window_size_in_seconds))]
+        #[pyo3(
+            signature = (store, name, *, max_executions, window_size_in_seconds, shared=false),
+            text_signature = "(store, name, *, max_executions, window_size_in_seconds, shared=False)"
+        )]
         fn new(
             #[pyo3(from_py_with = argument::store)] store: &Bound<'_, Store>,
             name: &Bound<'_, PyAny>,
             max_executions: &Bound<'_, PyAny>,
             window_size_in_seconds: &Bound<'_, PyAny>,
+            #[pyo3(from_py_with = argument::shared)] shared: bool,
         ) -> New<Self> {
             let policy = counter(Policy::sliding_window_counter, max_executions, window_size_in_seconds)?;
             let others =
                 [("max_executions", Some(max_executions)), ("window_size_in_seconds", Some(window_size_in_seconds))];
-            Ok(declared::<SlidingWindowCounterLimiter>(store, name, policy, others)?.add_subclass(SlidingWindowCounterLimiter))
+            Ok(declared::<SlidingWindowCounterLimiter>(store, name, policy, shared, others)?.add_subclass(SlidingWindowCounterLimiter))
         }
     }
 }
 
-/// Makes a limiter that declares a policy in a store. `others` are the other arguments of its class.
+/// Makes a limiter that declares a policy in a store, perhaps shared by tenants. `others` are the other arguments of its class.
 fn declared<'a, 'py: 'a, C: PyTypeInfo>(
     store: &'a Bound<'py, Store>,
     name: Given<'a, 'py>,
     policy: Policy,
+    shared: bool,
     others: impl IntoIterator<Item = Named<'a, 'py>>,
 ) -> New<Limiter> {
+    let policy = if shared { policy.shared().map_err(raised)? } else { policy };
+    let flag = PyBool::new(name.py(), true);
+    #[allow(clippy::map_identity)] // The flag does not live as long as the others.
+    let others = others
+        .into_iter()
+        .map(|named| -> Named<'_, 'py> { named })
+        .chain(shared.then_some(("shared", Some(flag.as_any()))));
     let core = store.get().core.declare(text("name", name)?, policy);
     let core = core.map_err(|e| quoting(e, &[("name", "name", name)]))?;
     let arguments = [("store", Some(store.as_any())), ("name", Some(name))].into_iter().chain(others);
@@ -333,6 +371,11 @@ fn declared<'a, 'py: 'a, C: PyTypeInfo>(
         SharedLimiter::new(core, Some(store.get())),
         origin.shown(Some(policy.to_string()), Some(&store.get().core)),
     ))
+}
+
+fn shared_alone() -> PyErr {
+    let expected = "False without a store".to_owned();
+    raised(Error::InvalidArgument { parameter: "shared", value: "True".to_owned(), expected })
 }
 
 /// Makes a limiter of this process.

@@ -53,7 +53,9 @@ mod _native {
         null::NullLimiter,
         permit_stacks::PermitStacks,
         pool::Pool,
-        snapshot::{GrantSnapshot, KeySnapshot, LimitSnapshot, ProcessSnapshot, Snapshot, Usage, Waits},
+        snapshot::{
+            GrantSnapshot, KeySnapshot, LimitSnapshot, ProcessSnapshot, Snapshot, TenantSnapshot, Usage, Waits,
+        },
         stats::Stats,
         store::{Finding, Problem, Store, doctor, metrics_content_type, postgres_schema},
         threads::call_in_thread,

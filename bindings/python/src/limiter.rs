@@ -423,6 +423,9 @@ impl Limiter {
     /// the GIL, and Ctrl-C interrupts it. Waiters of one process start in the order of their priority (lower numbers first), then
     /// in the order of their calls. A waiter that is interrupted or times out returns its place.
     ///
+    /// share is that of the tenant which the key names in a shared limit, such as "500/1m shared": 1 to 1000. While tenants wait, one
+    /// with share 3 gets three starts where one with 1 gets one. None: the one that Store.share has set, or 1. Other limits ignore it.
+    ///
     /// place continues the wait of a place from reserve, given as the object or its text, instead of key and weight. The place
     /// then belongs to this waiter.
     ///
@@ -433,8 +436,8 @@ impl Limiter {
     /// Raises AcquireTimeout if the start cannot be admitted before the timeout: at once, if that is already certain. Raises
     /// RuntimeError instead of waiting in a coroutine of a running event loop, which it would stop: use acquire_async there.
     #[pyo3(
-        signature = (key=Key::Plain(None), weight=Weight::Plain(1), timeout=None, *, priority=0, place=None, grace=None),
-        text_signature = "($self, key=None, weight=1, timeout=None, *, priority=0, place=None, grace=None)"
+        signature = (key=Key::Plain(None), weight=Weight::Plain(1), timeout=None, *, priority=0, share=None, place=None, grace=None),
+        text_signature = "($self, key=None, weight=1, timeout=None, *, priority=0, share=None, place=None, grace=None)"
     )]
     #[allow(clippy::too_many_arguments)] // All but three are keywords.
     fn acquire(
@@ -444,6 +447,7 @@ impl Limiter {
         #[pyo3(from_py_with = joint::weight)] weight: Weight<'_, '_>,
         #[pyo3(from_py_with = argument::patience)] timeout: Option<Duration>,
         #[pyo3(from_py_with = argument::priority)] priority: i32,
+        #[pyo3(from_py_with = argument::share_or_none)] share: Option<u32>,
         place: Option<&Bound<'_, PyAny>>,
         grace: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<Permit>> {
@@ -457,6 +461,7 @@ impl Limiter {
         let asks_hub = given.is_some() || self.shared.has_waiters(py);
         let mut here = if asks_hub { CallSite::of(py) } else { CallSite::Thread };
         let ask = workglow_limit::embed::Waiter::new(key, weight).priority(priority).timeout(timeout).grace(length);
+        let ask = workglow_limit::embed::Waiter { share, ..ask };
         let mut seat = Seat::new(ask);
         if !matches!(here, CallSite::Hub(_)) {
             if let Some(place) = &given {
@@ -475,7 +480,7 @@ impl Limiter {
         }
         if let CallSite::Hub(hub) = here {
             let waiter = Waiter::new(&self.shared, key, weight);
-            let waiter = Waiter { priority, timeout, grace: length, place: given, ..waiter };
+            let waiter = Waiter { priority, share, timeout, grace: length, place: given, ..waiter };
             return Ok(hub.call_method1("acquire", (waiter,))?.cast_into::<Permit>()?.unbind());
         }
         let first = hooks::deliver_with(py, wait_here(py, || seat.step(core)), raised)?;
@@ -502,15 +507,17 @@ impl Limiter {
     /// As acquire, for event loops: await it for the permit, or use it with `async with`. A cancelled waiter holds no permit and
     /// returns its place.
     #[pyo3(
-        signature = (key=Key::Plain(None), weight=Weight::Plain(1), timeout=None, *, priority=0, place=None, grace=None),
-        text_signature = "($self, key=None, weight=1, timeout=None, *, priority=0, place=None, grace=None)"
+        signature = (key=Key::Plain(None), weight=Weight::Plain(1), timeout=None, *, priority=0, share=None, place=None, grace=None),
+        text_signature = "($self, key=None, weight=1, timeout=None, *, priority=0, share=None, place=None, grace=None)"
     )]
+    #[allow(clippy::too_many_arguments)] // As in acquire.
     fn acquire_async(
         &self,
         #[pyo3(from_py_with = joint::key)] key: Key<'_, '_>,
         #[pyo3(from_py_with = joint::weight)] weight: Weight<'_, '_>,
         #[pyo3(from_py_with = argument::patience)] timeout: Option<Duration>,
         #[pyo3(from_py_with = argument::priority)] priority: i32,
+        #[pyo3(from_py_with = argument::share_or_none)] share: Option<u32>,
         place: Option<&Bound<'_, PyAny>>,
         grace: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Acquisition> {
@@ -518,7 +525,7 @@ impl Limiter {
         let place = place.map(|place| Place::to_wait_with(place, &key, &weight, grace)).transpose()?;
         let (key, weight) = joint::start(&*self.shared.core, key, weight)?;
         let waiter = Waiter::new(&self.shared, &key, weight);
-        let waiter = Waiter { priority, timeout, grace: length, place, ..waiter };
+        let waiter = Waiter { priority, share, timeout, grace: length, place, ..waiter };
         Ok(Acquisition::new(waiter))
     }
 
@@ -830,7 +837,7 @@ impl Limiter {
     // number of times, nested and concurrently.
 
     fn __enter__(&self, py: Python<'_>) -> PyResult<Py<Permit>> {
-        self.entered.enter(py, self.acquire(py, Key::Plain(None), Weight::Plain(1), None, 0, None, None)?)
+        self.entered.enter(py, self.acquire(py, Key::Plain(None), Weight::Plain(1), None, 0, None, None, None)?)
     }
 
     #[pyo3(signature = (*_exception))]
@@ -840,7 +847,7 @@ impl Limiter {
 
     fn __aenter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         static ENTER: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-        let asked = self.acquire_async(Key::Plain(None), Weight::Plain(1), None, 0, None, None)?;
+        let asked = self.acquire_async(Key::Plain(None), Weight::Plain(1), None, 0, None, None, None)?;
         ENTER.import(py, "workglow_limit._loops", "enter")?.call1((asked, self.entered.clone()))
     }
 

@@ -26,6 +26,7 @@ pub struct Waiter {
     pub key: Box<str>,
     pub weight: u64,
     pub priority: i32,
+    pub share: Option<u32>,
     pub timeout: Option<Duration>,
     pub grace: Duration,
     pub place: Option<Place>,
@@ -38,7 +39,18 @@ impl Waiter {
     pub fn new(shared: &Arc<SharedLimiter>, key: &str, weight: u64) -> Waiter {
         let (shared, key) = (shared.clone(), key.into());
         let (timeout, grace) = (None, Duration::ZERO);
-        Waiter { shared, key, weight, priority: 0, timeout, grace, place: None, joined_with_place: false, number: None }
+        Waiter {
+            shared,
+            key,
+            weight,
+            priority: 0,
+            share: None,
+            timeout,
+            grace,
+            place: None,
+            joined_with_place: false,
+            number: None,
+        }
     }
 
     /// Starts if capacity is free and no other caller waits. None means that it must join the line of its loop.
@@ -94,15 +106,16 @@ impl Line {
     /// changes nothing if the call would have to wait for the store and `wait` is false.
     fn join(&self, py: Python<'_>, waiter: &Bound<'_, Waiter>, wait: bool) -> PyResult<Option<Py<PyAny>>> {
         // Nothing is borrowed during the wait: after a fork the child would see it borrowed for ever.
-        let (key, weight, priority, timeout, grace, place) = {
+        let (key, weight, priority, share, timeout, grace, place) = {
             let waiter = waiter.borrow();
             if waiter.place.is_some() && !wait {
                 return Ok(None); // Reading its text or exchanging it may wait.
             }
             let place = waiter.place.as_ref().map(|place| place.raw(py, &self.shared)).transpose()?;
-            (waiter.key.clone(), waiter.weight, waiter.priority, waiter.timeout, waiter.grace, place)
+            let (key, weight) = (waiter.key.clone(), waiter.weight);
+            (key, weight, waiter.priority, waiter.share, waiter.timeout, waiter.grace, place)
         };
-        let ask = workglow_limit::embed::Waiter { key: &key, weight, priority, timeout, grace, place };
+        let ask = workglow_limit::embed::Waiter { key: &key, weight, priority, share, timeout, grace, place };
         let joined = self.call(py, wait, |core| core.join(ask));
         match joined {
             Err(Error::WouldWait) => return Ok(None),

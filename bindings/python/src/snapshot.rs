@@ -39,7 +39,7 @@ pub struct LimitSnapshot {
     /// The name of the limit.
     name: String,
     /// The kind of the limit: "rate", "concurrency", "delay", "evenly-spaced", "token-bucket", "leaky-bucket", "fixed-window" or
-    /// "sliding-window-counter".
+    /// "sliding-window-counter"; with "shared-" before it if tenants share the limit.
     kind: &'static str,
     /// The policy in force.
     policy: String,
@@ -75,6 +75,8 @@ pub struct LimitSnapshot {
     spare_bytes: u64,
     /// A KeySnapshot per key, busiest first: at most as many as requested.
     hot_keys: Py<PyTuple>,
+    /// A TenantSnapshot per tenant of a shared limit that waits, the next one first, and then per tenant for which a share is kept.
+    tenants: Py<PyTuple>,
     /// The server's grants that this process holds. None if no server grants units.
     grants: Option<Py<GrantSnapshot>>,
 }
@@ -116,6 +118,18 @@ pub struct KeySnapshot {
     paused_for: f64,
     /// The counts of the key.
     stats: Py<Stats>,
+}
+
+/// The state of one tenant of a shared limit.
+#[pyclass(frozen, eq, get_all, module = "workglow_limit")]
+#[derive(PartialEq)]
+pub struct TenantSnapshot {
+    /// The text of its key with show_keys, if a share is kept for it; otherwise "#" and the id of its key.
+    key: String,
+    /// The share that is kept for it. Calls may have their own.
+    share: u32,
+    /// How long its first waiter has waited, in seconds; None if it does not wait.
+    waits: Option<f64>,
 }
 
 /// A process that uses the store.
@@ -168,6 +182,12 @@ impl LimitSnapshot {
         let grants = |grants: workglow_limit::observe::GrantSnapshot| {
             Py::new(py, GrantSnapshot { held: grants.held, requests: grants.requests })
         };
+        let tenants = seen.tenant_names(show_keys).into_iter().zip(&seen.tenants).map(|(key, seen)| TenantSnapshot {
+            key,
+            share: seen.share,
+            waits: seen.waits.map(|wait| wait.as_secs_f64()),
+        });
+        let tenants = tuple(py, tenants, Ok)?;
         let names = seen.key_names(show_keys);
         Ok(LimitSnapshot {
             kind: seen.kind,
@@ -188,6 +208,7 @@ impl LimitSnapshot {
             bytes: seen.bytes,
             spare_bytes: seen.spare_bytes,
             hot_keys: tuple(py, names.into_iter().zip(seen.hot_keys), |(name, key)| KeySnapshot::new(py, name, key))?,
+            tenants,
             grants: seen.grants.map(grants).transpose()?,
             name: seen.name,
         })

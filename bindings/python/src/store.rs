@@ -95,6 +95,16 @@ fn lifting(
     Ok(move |core: &workglow_limit::Store| core.lift(&name, key.as_deref()))
 }
 
+/// The same for a tenant's share.
+fn sharing(
+    name: &Bound<'_, PyAny>,
+    key: &Bound<'_, PyAny>,
+    share: u32,
+) -> PyResult<impl Fn(&workglow_limit::Store) -> workglow_limit::Result<()> + Send + Sync + 'static> {
+    let (name, key) = (argument::text("name", name)?.to_owned(), argument::text("key", key)?.to_owned());
+    Ok(move |core: &workglow_limit::Store| core.share(&name, &key, share))
+}
+
 #[pymethods]
 impl Store {
     #[new]
@@ -203,6 +213,33 @@ impl Store {
         key: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let (core, make) = (self.core.clone(), lifting(name, key)?);
+        async_call::rare(py, OwnerId::of(self), move || make(&core), || ())
+    }
+
+    /// Sets the share of a tenant of a shared limit, such as "500/1m shared", in all processes: 1 to 1000. While tenants wait, one
+    /// with share 3 gets three starts where one with 1 gets one. It survives restarts, and 1 is the default. The share of a call
+    /// has precedence.
+    fn share(
+        &self,
+        py: Python<'_>,
+        name: &Bound<'_, PyAny>,
+        key: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = argument::share)] share: u32,
+    ) -> PyResult<()> {
+        let make = sharing(name, key, share)?;
+        let answer = self.wait(py, move |core| make(core))?;
+        deliver_with(py, answer, |e| quoting_given(e, [("name", "name", Some(name)), ("key", "key", Some(key))]))
+    }
+
+    /// As share, for event loops.
+    fn share_async<'py>(
+        &self,
+        py: Python<'py>,
+        name: &Bound<'_, PyAny>,
+        key: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = argument::share)] share: u32,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (core, make) = (self.core.clone(), sharing(name, key, share)?);
         async_call::rare(py, OwnerId::of(self), move || make(&core), || ())
     }
 

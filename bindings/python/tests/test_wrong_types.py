@@ -58,6 +58,7 @@ VALID = {
     "max_executions": 5,
     "window_size_in_seconds": 60,
     "max_concurrent_jobs": 5,
+    "share": 3,
     "rate": 5,
     "limiters": list,
     "limiter": NullLimiter,

@@ -57,6 +57,7 @@ from workglow_limit import (
     StoreError,
     StoreFull,
     StoreTimeout,
+    TenantSnapshot,
     TokenBucketLimiter,
     UnknownLimit,
     Unsupported,
@@ -231,6 +232,7 @@ async def of_decorated() -> None:
     await rate.clear_async("k")
     await store.override_async("x", "100/1m", key="tenant")
     await store.lift_async("x", key="tenant")
+    await store.share_async("x", "tenant", 3)
     await store.open_async()
     await store.close_async()
 
@@ -244,6 +246,7 @@ def stores() -> None:
     store.override("x", "100/1m + 5/1s", key="tenant")
     store.lift("x", key="tenant")
     store.lift("x")
+    store.share("x", "tenant", 3)
     store.forget("x")
     store.flush()
     with Store("memory:") as closing:
@@ -298,6 +301,9 @@ def looks() -> None:
             assert_type(key, KeySnapshot)
             assert_type((key.key, key.override, key.usage), tuple[str, str | None, tuple[Usage, ...]])
             assert_type((key.stats, key.retry_after, key.paused_for), tuple[Stats, float, float])
+        for tenant in limit.tenants:
+            assert_type(tenant, TenantSnapshot)
+            assert_type((tenant.key, tenant.share, tenant.waits), tuple[str, int, float | None])
         if limit.grants:
             assert_type((limit.grants.held, limit.grants.requests), tuple[int, int])
     instrument(store)
@@ -396,7 +402,9 @@ async def clients() -> float:
         estimate=lambda request: {"input": 5, "output": 500},
         key={"tenant": tenant_of_httpx, "model": None},
         weight={"requests": 2},
+        route=lambda chosen: {"base_url": f"https://{chosen.name}", "headers": {"x-api-key": "k"}},
     )
+    LimitedTransport(rate, route=lambda chosen: "https://a" if chosen is rate else None)
     http = limited(
         urllib3.PoolManager(),
         lambda request: rate if request.method == "POST" else None,
@@ -478,6 +486,8 @@ async def wrong(client: httpx.AsyncClient) -> None:
     rate.acquire(grace="1s")  # type: ignore[arg-type]
     rate.acquire("k", 1, 5, 7)  # type: ignore[call-arg]
     rate.acquire(priority="high")  # type: ignore[arg-type]
+    rate.acquire(share=0.5)  # type: ignore[arg-type]
+    store.share("x", None, 3)  # type: ignore[arg-type]
     rate.try_acquire().complete()  # type: ignore[union-attr]
     rate.set_next_available_time(20.5)  # type: ignore[arg-type]
     rate.acquire().started = True  # type: ignore[misc]

@@ -1,4 +1,4 @@
-//! Changes by an operator: `override`, `lift`, `pause`, `clear`, `forget`.
+//! Changes by an operator: `override`, `lift`, `share`, `pause`, `clear`, `forget`.
 
 use crate::context::{Context, Outcome};
 use crate::failure::Failure;
@@ -34,6 +34,21 @@ pub struct LiftArgs {
     /// Remove the override of one key only
     #[arg(long, value_parser = NonEmptyStringValueParser::new())]
     key: Option<String>,
+}
+
+/// Set the share of a tenant in a shared limit
+///
+/// A shared limit, such as "500/1m shared", has one budget for all of its keys, the tenants. While tenants wait, one with share 3 gets
+/// three starts where one with share 1 gets one. A share takes effect at once in all processes, and survives restarts and deploys.
+#[derive(Debug, clap::Args)]
+pub struct ShareArgs {
+    /// The limit's name
+    name: String,
+    /// The tenant's key
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
+    key: String,
+    /// The share, 1 to 1000; 1 is the default
+    share: u32,
 }
 
 /// Admit no start for a time
@@ -128,6 +143,13 @@ pub fn lift(args: LiftArgs, context: &Context) -> Result<Outcome, Failure> {
     let again = if key.is_some() { "the policy of the limit" } else { "the declared policy" };
     let done = format!("{}: {again} applies again", subject(name, key));
     report(context, json::change("lift", name, key, Value::Null), done)
+}
+
+pub fn share(args: ShareArgs, context: &Context) -> Result<Outcome, Failure> {
+    let ShareArgs { name, key, share } = args;
+    find(&name, context)?.0.share(&name, &key, share)?;
+    let done = format!("{}: share {share}", subject(&name, Some(&key)));
+    report(context, json::change("share", &name, Some(&key), json!({ "share": share })), done)
 }
 
 pub fn pause(args: PauseArgs, context: &Context) -> Result<Outcome, Failure> {

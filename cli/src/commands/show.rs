@@ -9,7 +9,7 @@ use crate::{json::Part, names};
 use clap::builder::NonEmptyStringValueParser;
 use std::time::Duration;
 use workglow_limit::Store;
-use workglow_limit::observe::{KeySnapshot, LimitSnapshot, Observer, Stats, Usage, WAIT_BOUNDS};
+use workglow_limit::observe::{KeySnapshot, LimitSnapshot, Observer, Stats, TenantSnapshot, Usage, WAIT_BOUNDS};
 
 /// Show the details of a limit, or of one key
 ///
@@ -85,15 +85,16 @@ fn keyed(args: &Args, names: &[String], store: &Store, context: &Context) -> Res
 fn part<'s>(
     limit: &'s LimitSnapshot,
     key: &str,
-    mut seen: impl Iterator<Item = &'s LimitSnapshot>,
+    seen: impl Iterator<Item = &'s LimitSnapshot> + Clone,
     store: &Store,
 ) -> Result<Part<'s>, Failure> {
     let limiter = store.find(&limit.name)?;
     let decision = limiter.peek(key, 1)?;
     let stats = limiter.stats(key)?;
     let is_other = limiter.peek("", 1)?.limit != decision.limit;
-    let seen = seen.find_map(|limit| limit.hot_keys.iter().find(|seen| seen.key == key));
-    Ok(Part { limit, key: key.to_owned(), decision, stats, is_other, seen })
+    let tenant = seen.clone().flat_map(|limit| &limit.tenants).find(|tenant| tenant.key == key);
+    let seen = seen.flat_map(|limit| &limit.hot_keys).find(|seen| seen.key == key);
+    Ok(Part { limit, key: key.to_owned(), decision, stats, is_other, seen, tenant })
 }
 
 fn line(title: &str, value: impl AsRef<str>, look: Look, context: &Context) -> Result<(), Failure> {
@@ -124,6 +125,9 @@ fn whole(limit: &LimitSnapshot, context: &Context) -> Result<(), Failure> {
     if let Some(grants) = limit.grants {
         let held = format!("{} held, {}", text::count(grants.held), text::several(grants.requests, "request"));
         line("grants", held, Look::Plain, context)?;
+    }
+    if limit.policy().is_shared() {
+        return tenants(limit, context);
     }
     line("keys", text::count(limit.keys), Look::Plain, context)?;
     keys(limit, context)
@@ -215,6 +219,30 @@ fn keys(limit: &LimitSnapshot, context: &Context) -> Result<(), Failure> {
     Ok(())
 }
 
+const TENANTS: [Column; 3] = [Column::text("TENANT", 10), Column::number("SHARE"), Column::text("STATE", 8)];
+
+/// Who waits in a shared limit, the next one first, and the shares that are kept.
+fn tenants(limit: &LimitSnapshot, context: &Context) -> Result<(), Failure> {
+    let rows: Vec<Row> = limit.tenants.iter().map(|tenant| of_tenant(tenant, context.keys)).collect();
+    if rows.is_empty() {
+        return Ok(());
+    }
+    context.print("")?;
+    for line in text::table(&TENANTS, &rows, 2, text::columns(), context) {
+        context.print(line)?;
+    }
+    Ok(())
+}
+
+fn of_tenant(tenant: &TenantSnapshot, keys: Keys) -> Row {
+    let state = tenant.waits.map_or_else(String::new, |wait| format!("waits, {}", text::about(wait)));
+    vec![
+        (key_name(&tenant.key, &tenant.id, keys), Look::Plain),
+        (text::count(tenant.share.into()), Look::Plain),
+        (state, Look::Near),
+    ]
+}
+
 fn row(key: &KeySnapshot, keys: Keys) -> Row {
     let usage = key.usage.first();
     let used = usage.map_or_else(String::new, |usage| format!("{}/{}", usage.used, usage.limit));
@@ -250,6 +278,12 @@ fn one_key(part: &Part, context: &Context) -> Result<(), Failure> {
             line("policy", above, Look::Near, context)?;
         }
         None => line("policy", part.limit.policy().to_string(), Look::Plain, context)?,
+    }
+    if let Some(share) = part.share() {
+        line("share", text::count(share.into()), Look::Plain, context)?;
+    }
+    if let Some(wait) = part.tenant.and_then(|tenant| tenant.waits) {
+        line("waits", format!("{} so far", text::about(wait)), Look::Near, context)?;
     }
     for (i, usage) in part.usage().iter().enumerate() {
         let window = usage.window.map_or_else(String::new, |window| format!(" in {}", text::window(window)));

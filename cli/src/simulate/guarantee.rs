@@ -38,7 +38,8 @@ impl Guarantee {
     /// The guarantees of a policy, from its canonical text.
     pub fn all_of(policy: &Policy) -> Vec<Guarantee> {
         let text = policy.to_string();
-        let text = text.split(" backoff ").next().unwrap_or(&text);
+        let text = text.strip_suffix(" shared").unwrap_or(&text);
+        let text = text.split(" backoff ").next().unwrap_or(text);
         text.split(" + ").filter_map(Guarantee::of).collect()
     }
 
@@ -137,6 +138,9 @@ mod tests {
         let rate = [(Kind::Rolling, 100, minute), (Kind::Rolling, 5, SECOND)];
         assert_eq!(shown("100/1m + 5/1s backoff 1s x2 max 1m full"), rate);
         assert_eq!(shown("delay 50ms"), [(Kind::Rolling, 1, 50_000)]);
+        assert_eq!(shown("100/1m + 5/1s backoff 1s x2 max 1m full shared"), rate);
+        assert_eq!(shown("5 concurrent lease 30s shared"), [(Kind::AtOnce { lease: Some(30 * SECOND) }, 5, 0)]);
+        assert_eq!(shown("delay 50ms shared"), [(Kind::Rolling, 1, 50_000)]);
         assert_eq!(shown("60/1m spaced strictly"), [(Kind::Rolling, 60, minute)]);
         assert_eq!(shown("10/1s burst 20"), [(Kind::Burst(20), 10, SECOND)]);
         assert_eq!(shown("10/1s queue 20"), [(Kind::Queue, 10, SECOND)]);

@@ -85,6 +85,11 @@ fn is_open(state: u64) -> bool {
 /// Set if units of a grant were left over since the last reply.
 const LEFT_OVER: u64 = 1 << 63;
 
+/// A doubt: units have become free on the server since its last reply.
+const IS_FREED: u64 = 1;
+/// And the promises are returned with the next request.
+const RETURNS: u64 = 2;
+
 /// The number of words of a key's grants.
 pub const WORDS: u64 = (Grants::FIRST + CELLS * cell::WORDS) as u64;
 
@@ -179,6 +184,8 @@ pub enum Wish {
     Start(u64),
     /// This many units, to start with later.
     Place(u64),
+    /// This many units, to start with now. No promise: units are returned, so they are free sooner than the server can tell.
+    Only(u64),
     /// No units: only a confirmation.
     Word,
 }
@@ -317,7 +324,9 @@ impl<'a> Grants<'a> {
     const STALLED: usize = 20;
     /// Where processes of this machine share the grants of this key: see [`Grants::shared`].
     const SHARED: usize = 21;
-    const FIRST: usize = 22;
+    /// Why the server has to be asked, whatever it has promised: [`IS_FREED`] and [`RETURNS`].
+    const DOUBTS: usize = 22;
+    const FIRST: usize = 23;
 
     fn word(&self, at: usize) -> &'a AtomicU64 {
         &self.words[at]
@@ -364,7 +373,7 @@ impl<'a> Grants<'a> {
     pub fn take_place(&self, weight: u64, now: Tick, patience: Tick) -> Option<Taken> {
         loop {
             let (from, cell, state) = self.first(weight, now)?;
-            if from > now.saturating_add(patience) {
+            if from > now.saturating_add(patience) || from > now && self.doubts() & RETURNS != 0 {
                 return None;
             }
             // Before the units are taken, so that the cell stays until the place has started.
@@ -405,6 +414,9 @@ impl<'a> Grants<'a> {
         if now >= self.word(Grants::GOOD).load(Acquire) {
             return None;
         }
+        if self.doubts() != 0 {
+            return None;
+        }
         let soonest = self.first(weight, now).map(|(from, ..)| from).or_else(|| {
             let quiet = self.word(Grants::QUIET).load(Acquire);
             let is_for = weight >= self.word(Grants::QUIET_LEAST).load(Relaxed) && (!waits || quiet & 1 == 1);
@@ -416,6 +428,9 @@ impl<'a> Grants<'a> {
     /// Returns when more units can start, with near certainty: by a promise, or by the server's report. Something may
     /// have changed since the last reply, but that does not justify more than a few requests while a caller waits.
     pub fn promised(&self, weight: u64, now: Tick) -> Option<Tick> {
+        if self.doubts() != 0 {
+            return None;
+        }
         let next = || Some(self.word(Grants::NEXT).load(Relaxed)).filter(|_| weight == 1);
         let from = self.first(weight, now).map(|(from, ..)| from).or_else(next).filter(|&from| from > now)?;
         (now < self.word(Grants::GOOD).load(Acquire) + SECOND + ((from - now) / 4).min(10 * SECOND)).then_some(from)
@@ -423,7 +438,22 @@ impl<'a> Grants<'a> {
 
     /// Returns whether this many units are promised.
     pub fn is_promised(&self, weight: u64, now: Tick) -> bool {
-        self.first(weight, now).is_some_and(|(from, ..)| from > now)
+        self.doubts() == 0 && self.first(weight, now).is_some_and(|(from, ..)| from > now)
+    }
+
+    /// Records that units have become free on the server, by an end in this process. It may have some sooner than it
+    /// reported or promised.
+    pub fn freed(&self) {
+        self.word(Grants::DOUBTS).fetch_or(IS_FREED, AcqRel);
+    }
+
+    /// Lets the next request return all promises, for a caller that knows that the server has units sooner.
+    pub fn return_promises(&self) {
+        self.word(Grants::DOUBTS).fetch_or(RETURNS, AcqRel);
+    }
+
+    fn doubts(&self) -> u64 {
+        self.word(Grants::DOUBTS).load(Acquire)
     }
 
     /// Returns whether another grant fits.
@@ -599,8 +629,9 @@ impl<'a> Grants<'a> {
     /// Composes the request.
     pub fn question(&self, wish: Wish, lengths: Lengths, now: Tick) -> Question {
         let (mut reports, mut most) = (Vec::new(), 0);
+        let returns = self.word(Grants::DOUBTS).swap(0, AcqRel) & RETURNS != 0;
         for cell in self.cells() {
-            self.end_if_over(cell, now);
+            self.end_if_over(cell, now, returns);
             let word = |at: usize| cell[at].load(Acquire);
             let (ticket, stays, ended) = (word(cell::TICKET), word(cell::UNITS) >> STAYS, word(cell::ENDED));
             if ticket != 0 && stays > 0 {
@@ -609,7 +640,7 @@ impl<'a> Grants<'a> {
             most += u64::from(ticket == 0 || stays > 0);
         }
         let (want, future) = self.amounts(wish, lengths, now);
-        let least = if let Wish::Start(weight) | Wish::Place(weight) = wish { weight } else { 1 };
+        let least = if let Wish::Start(weight) | Wish::Place(weight) | Wish::Only(weight) = wish { weight } else { 1 };
         // A request without a reply is repeated, so that its grants become known.
         let (seq, is_pending) =
             (self.word(Grants::SEQ).load(Relaxed) / 2, self.word(Grants::SEQ).load(Relaxed) % 2 == 1);
@@ -622,7 +653,7 @@ impl<'a> Grants<'a> {
     fn amounts(&self, wish: Wish, lengths: Lengths, now: Tick) -> (u64, u64) {
         let (weight, waits) = match wish {
             Wish::Word => return (0, 0),
-            Wish::Start(weight) => (weight, false),
+            Wish::Start(weight) | Wish::Only(weight) => (weight, false),
             Wish::Place(weight) => (weight, true),
         };
         let (starts, denials) = self.lately(lengths, now);
@@ -632,17 +663,23 @@ impl<'a> Grants<'a> {
         let calls = (starts + denials) * if was_left_over { 1 } else { 3 };
         let is_back = now < self.word(Grants::DENIED_UNTIL).load(Relaxed).saturating_add(lengths.grant);
         let is_rare = calls.saturating_mul(lengths.grant) < lengths.period && !is_back;
-        let future = if is_rare { 0 } else { per_grant(calls).min(2 * starts + 1).max(weight) };
+        let future =
+            if is_rare || matches!(wish, Wish::Only(_)) { 0 } else { per_grant(calls).min(2 * starts + 1).max(weight) };
         (per_grant(starts).max(weight), if waits { future.max(weight) } else { future })
     }
 
     /// Ends a grant by which nothing can start any more. It has to be reported: the server can grant the rest again,
     /// and the used units count from now on at the latest.
-    fn end_if_over(&self, cell: &[AtomicU64], now: Tick) {
+    ///
+    /// With `returns`, the same for a promise without places. (A caller that takes one of its units meanwhile finds its place
+    /// gone, and the unit goes unused.)
+    fn end_if_over(&self, cell: &[AtomicU64], now: Tick, returns: bool) {
         let word = |at: usize| cell[at].load(Acquire);
-        let is_used_up = word(cell::STATE) & LEFT == 0 && word(cell::PLACES) == 0;
+        let has_places = word(cell::PLACES) != 0;
+        let is_used_up = word(cell::STATE) & LEFT == 0 && !has_places;
+        let is_returned = returns && now < word(cell::FROM) && !has_places;
         let is_here = word(cell::TICKET) != 0 && word(cell::UNITS) >> STAYS == 0;
-        if is_here && (is_used_up || now >= word(cell::UNTIL)) {
+        if is_here && (is_used_up || is_returned || now >= word(cell::UNTIL)) {
             self.end_grant(cell);
         }
     }

@@ -107,6 +107,28 @@ fn a_place_starts_once_in_its_time_and_keeps_its_grant() {
     assert!(grants.take(1, place.from).is_some());
 }
 
+/// A waiter once kept what was promised it for later, though units had become free meanwhile.
+#[test]
+fn promises_are_doubted_and_returned_when_units_have_become_free() {
+    let key = Key::new();
+    refill(&key, 1_000, &[grant(1, 101_000, 2), grant(2, 201_000, 2)]);
+    let grants = key.grants();
+    let held = grants.take_place(1, 1_000, 150_000).unwrap();
+    assert!(grants.soonest(1, 1_000, true).is_some() && grants.promised(1, 1_000).is_some());
+    grants.freed();
+    assert!(grants.soonest(1, 1_000, true).is_none() && grants.promised(1, 1_000).is_none());
+    assert!(!grants.is_promised(1, 1_000), "a caller that waits wants units");
+    grants.return_promises();
+    assert_eq!(grants.take_place(1, 1_000, 250_000), None);
+    // A promise with a place is kept for it.
+    let question = grants.question(Wish::Place(1), LENGTHS, 2_000);
+    assert_eq!(question.reports, [[2, grant(2, 201_000, 2).stamp, 0, 0, 0]]);
+    grants.accept(&question, &reply(2_000, &[grant(3, 2_000, 1)]), (2_000, 2_000), LENGTHS, false);
+    assert!(grants.take(1, 2_001).is_some_and(|taken| taken.ticket == 3));
+    assert!(grants.soonest(1, 2_001, true).is_some(), "the answer is believed again");
+    assert_eq!(grants.start(1, held.unit, held.from), PlaceStatus::Started);
+}
+
 #[test]
 fn an_ended_grant_is_reported_until_the_reply_and_its_cell_is_reused() {
     let key = Key::new();

@@ -12,14 +12,18 @@
 //!
 //! ```text
 //! entry   [ owner ] [ name ] [ tag ] [ units ]
-//! tag     [ priority, 12 ][ tick of asking, 51 ][ skipped, 1 ]    less is sooner; 0: nobody waits
+//! tag     [ priority, 12 ][ tick of asking, 50 ][ asked, 1 ][ skipped, 1 ]    less is sooner; 0: nobody waits
 //! reach   [ joins, 32 ][ entries, 32 ]
 //! ```
 //!
 //! * `owner`: the process, by a number that no other process ever has. 0: the entry is free.
 //! * `name`: of the limit and key.
 //! * `units`: what the head wants to start.
+//! * `asked`: another line asks for a sign that this one runs. It gives it by showing its head again.
 //! * `joins` grows with each line that joins.
+//!
+//! A limit that tenants share has a table of its own: [`Heads::of_tenants`]. Each name in it is a tenant, and has its lines.
+//! All of them are one line, in the order of what their tenants have had ([`shares`](crate::shares)), and then of their tags.
 //!
 //! # Correctness
 //!
@@ -46,6 +50,7 @@
 
 use crate::atomic::{AtomicU64, *};
 use crate::fault;
+use crate::shares::Shares;
 use crate::time::Tick;
 
 /// The words of an entry.
@@ -59,7 +64,8 @@ const MOST_URGENT: i32 = -2_047;
 const LEAST_URGENT: i32 = 2_047;
 
 const SKIPPED: u64 = 1;
-const SINCE: u32 = 1;
+const ASKED: u64 = 2;
+const SINCE: u32 = 2;
 const PRIORITY: u32 = 52;
 const ANY_SINCE: u64 = (1 << (PRIORITY - SINCE)) - 1;
 const JOINS: u32 = 32;
@@ -78,6 +84,8 @@ pub struct Heads<'a> {
     entries: &'a [[AtomicU64; ENTRY_WORDS as usize]],
     /// One for each bucket.
     reaches: &'a [AtomicU64],
+    /// Where the names are tenants of one limit.
+    shares: Option<Shares<'a>>,
 }
 
 /// The first waiter of a line.
@@ -87,10 +95,24 @@ pub struct Head {
     pub at: usize,
     /// Its order.
     pub tag: u64,
+    /// The limit and key of the line, or its tenant.
+    pub name: u64,
     /// The process of the line.
     pub owner: u64,
     /// What it wants to start.
     pub units: u64,
+}
+
+impl Head {
+    /// Returns whether it was [asked](Heads::ask) for a sign, and has not given it.
+    pub fn is_asked(&self) -> bool {
+        self.tag & ASKED != 0
+    }
+
+    /// The same, before it was asked.
+    pub fn unasked(self) -> Head {
+        Head { tag: self.tag & !ASKED, ..self }
+    }
 }
 
 /// The heads of a name.
@@ -104,6 +126,13 @@ pub struct Survey {
     pub units: u64,
 }
 
+impl Head {
+    /// When its waiter asked.
+    pub fn since(&self) -> Tick {
+        self.tag >> SINCE & ANY_SINCE
+    }
+}
+
 impl<'a> Heads<'a> {
     /// The number of words of a table of so many entries.
     pub const fn words(entries: u64) -> u64 {
@@ -115,7 +144,23 @@ impl<'a> Heads<'a> {
         let buckets = words.len() / (BUCKET * ENTRY_WORDS as usize + 1);
         let (entries, reaches) = words.split_at(words.len() - buckets);
         let entries = &entries.as_chunks().0[..buckets * BUCKET];
-        Heads { entries, reaches }
+        Heads { entries, reaches, shares: None }
+    }
+
+    /// The number of words of a table of the tenants of one limit.
+    pub const fn words_of_tenants(entries: u64) -> u64 {
+        entries * ENTRY_WORDS + 1
+    }
+
+    /// The table of a limit's tenants in these words. No words are a table without entries.
+    pub fn of_tenants(words: &'a [AtomicU64], shares: Shares<'a>) -> Heads<'a> {
+        let (entries, reaches) = words.split_at(words.len().saturating_sub(1));
+        Heads { entries: entries.as_chunks().0, reaches, shares: Some(shares) }
+    }
+
+    /// What the tenants have had, where the names are those of tenants.
+    pub fn shares(&self) -> Option<Shares<'a>> {
+        self.shares
     }
 
     /// The entries of a bucket, from its first one on, and their numbers.
@@ -210,10 +255,12 @@ impl<'a> Heads<'a> {
         }
         let bucket = self.bucket(name);
         let seen = self.reaches[bucket].load(Acquire);
-        let order = |head: &Head| (head.tag, head.at);
-        let own = self.entries.get(mine).and_then(|entry| self.read(mine, entry, name));
-        let is_ahead =
-            |head: Head| own.is_none_or(|own| (head.tag.saturating_add(near << SINCE), head.at) < order(&own));
+        let order = self.order();
+        let own = self.entries.get(mine).and_then(|entry| self.read(mine, entry, name)).map(|own| order(&own));
+        let is_ahead = |head: Head| {
+            let later = Head { tag: head.tag.saturating_add(near << SINCE), ..head };
+            own.is_none_or(|own| order(&later) < own)
+        };
         let mut last = 0;
         for (i, (at, entry)) in self.from(bucket).take((seen & ANY_REACH) as usize).enumerate() {
             let [owner, other, ..] = entry;
@@ -236,23 +283,54 @@ impl<'a> Heads<'a> {
         all
     }
 
-    /// The head that an entry shows, if it is of this name.
+    /// The order of heads, as of now: by the lead of the tenant, where there are some, and then by tag. Less is sooner.
+    fn order(&self) -> impl Fn(&Head) -> (u64, u64, usize) {
+        let shares = self.shares.map(|shares| (shares, shares.now()));
+        move |head| (shares.map_or(0, |(shares, now)| shares.lead(head.name, now)), head.tag & !ASKED, head.at)
+    }
+
+    /// All heads of a table of tenants, the next one first, and those that are skipped last: for observers.
+    pub fn in_order(&self) -> Vec<Head> {
+        let entries = self.entries.iter().enumerate();
+        let mut all: Vec<Head> = entries.filter_map(|(at, entry)| self.read(at, entry, 0)).collect();
+        let order = self.order();
+        all.sort_by_key(|head| (head.tag & SKIPPED, order(head)));
+        all
+    }
+
+    /// Returns whether a waiter of this name with this tag, which may be its line's head, comes before a head or is it.
+    pub fn is_before(&self, (name, tag): (u64, u64), head: &Head) -> bool {
+        let order = self.order();
+        order(&Head { name, tag, ..*head }) <= order(head)
+    }
+
+    /// The head that an entry shows, if it is of this name, or of any tenant.
     fn read(&self, at: usize, [owner, own, shown, wants]: &[AtomicU64; 4], name: u64) -> Option<Head> {
         let tag = shown.load(Acquire);
-        if tag == 0 || own.load(Acquire) != name {
+        let own = own.load(Acquire);
+        if tag == 0 || own != name && self.shares.is_none() {
             return None;
         }
-        let head = Head { at, tag, owner: owner.load(Acquire), units: wants.load(Acquire) };
+        let head = Head { at, tag, name: own, owner: owner.load(Acquire), units: wants.load(Acquire) };
         // (2)
         fence(Acquire);
         (shown.load(Relaxed) == tag).then_some(head)
     }
 
+    /// Asks the line of a head for a sign that it runs: it shows itself again.
+    pub fn ask(&self, head: Head) {
+        self.mark(head, ASKED);
+    }
+
     /// Skips a head whose process does not run. It comes first again when it does.
     pub fn skip(&self, head: Head) {
+        self.mark(head, SKIPPED);
+    }
+
+    fn mark(&self, head: Head, mark: u64) {
         if let Some([_, _, shown, _]) = self.entries.get(head.at) {
             // (3)
-            let _ = shown.compare_exchange(head.tag, head.tag | SKIPPED, AcqRel, Relaxed);
+            let _ = shown.compare_exchange(head.tag, head.tag | mark, AcqRel, Relaxed);
         }
     }
 
@@ -304,7 +382,7 @@ mod tests {
         let early = heads.join(7, 2, tag(0, 20), 3).unwrap();
         let other = heads.join(8, 2, tag(0, 10), 1).unwrap();
         let least = heads.survey(7, late, 0);
-        let expected = Head { at: early, tag: tag(0, 20), owner: 2, units: 3 };
+        let expected = Head { at: early, tag: tag(0, 20), name: 7, owner: 2, units: 3 };
         assert_eq!(least, Survey { least: Some(expected), ahead: 1, units: 3 });
         let urgent = heads.join(7, 1, tag(-1, 90), 1).unwrap();
         assert_eq!(heads.survey(7, early, 0).least.map(|head| head.at), Some(urgent));
@@ -338,6 +416,24 @@ mod tests {
         assert_eq!(heads.first(7).map(|head| head.at), Some(second));
         heads.sweep(|owner| owner == 2);
         assert_eq!((heads.first(7), heads.may_wait(7)), (None, false));
+    }
+
+    #[test]
+    fn whoever_is_asked_for_a_sign_keeps_its_turn_and_gives_it_by_showing_itself() {
+        let words = table(16);
+        let heads = Heads::new(&words);
+        let first = heads.join(7, 1, tag(0, 10), 3).unwrap();
+        let second = heads.join(7, 2, tag(0, 10), 1).unwrap();
+        let head = heads.first(7).unwrap();
+        heads.ask(head);
+        let asked = heads.first(7).unwrap();
+        assert_eq!((asked.at, asked.is_asked(), asked.unasked()), (first, true, head));
+        assert_eq!((heads.survey(7, second, 0).ahead, heads.survey(7, first, 0).ahead), (1, 0));
+        assert!(!heads.shows(first, 1, head.tag), "its line sees that it is asked");
+        heads.show(first, head.tag, 3);
+        assert_eq!(heads.first(7), Some(head));
+        heads.skip(asked);
+        assert_eq!(heads.first(7), Some(head), "it gave the sign");
     }
 
     #[test]

@@ -72,22 +72,28 @@ fn a_reach_that_shrinks_covers_a_line_that_joins() {
     });
 }
 
-/// A head that does not run is skipped while its line shows the next one: the next one is not skipped.
+/// A head is asked or skipped while its line shows the next one: the next one is neither.
 #[test]
 fn a_mark_does_not_hit_the_next_head() {
-    model(|| {
-        let words = table();
-        let heads = Heads::new(&words);
-        let at = heads.join(NAME, 1, tag(0, 1), 1).unwrap();
-        let judged = heads.first(NAME).unwrap();
-        let line = thread::spawn({
-            let words = words.clone();
-            move || Heads::new(&words).show(at, tag(0, 3), 1)
+    for skips in [false, true] {
+        model(move || {
+            let words = table();
+            let heads = Heads::new(&words);
+            let at = heads.join(NAME, 1, tag(0, 1), 1).unwrap();
+            let judged = heads.first(NAME).unwrap();
+            let line = thread::spawn({
+                let words = words.clone();
+                move || Heads::new(&words).show(at, tag(0, 3), 1)
+            });
+            if skips {
+                heads.skip(judged)
+            } else {
+                heads.ask(judged)
+            }
+            line.join().unwrap();
+            assert!(heads.shows(at, 1, tag(0, 3)), "a line is marked that runs");
         });
-        heads.skip(judged);
-        line.join().unwrap();
-        assert!(heads.shows(at, 1, tag(0, 3)), "a line is skipped that runs");
-    });
+    }
 }
 
 /// Two lines find a dead head in their way, while a third joins: nobody removes the entry of a living one, and what is

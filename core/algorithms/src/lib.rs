@@ -26,6 +26,7 @@ pub mod leases;
 pub mod log;
 pub mod meter;
 pub mod places;
+pub mod shares;
 pub mod slices;
 pub mod time;
 

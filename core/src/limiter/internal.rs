@@ -1,7 +1,7 @@
 //! The interface between limiters, lines and bindings. No other code uses it.
 
 use super::begun::Waiting;
-use super::line::{Claim, First, LineTurn, Seats, Shown, Terms};
+use super::line::{Ahead, Claim, First, LineTurn, Seats, Shown, Terms};
 use super::{Attempt, Limiter, Presented, Reserved, foreign, unknown_part, unsupported};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
@@ -80,6 +80,11 @@ pub trait Behind: Send + Sync {
     #[inline(always)]
     fn limit(&self) -> Option<&Limit> {
         None
+    }
+
+    /// Returns whether it is a limit that tenants share.
+    fn is_shared(&self) -> bool {
+        self.limit().is_some_and(Limit::is_shared)
     }
 
     /// Lists the limits behind this limiter and its children, each by its store's address and its name.
@@ -245,6 +250,12 @@ pub trait Awaited: Quiet {
     /// Starts with a place: as `present`, without its counting.
     fn start(&self, place: &RawPermit) -> Result<Presented>;
 
+    /// Takes, for a joint start that waits with a place, the places that it will need elsewhere at that moment. `None`: it
+    /// needs none.
+    fn look_ahead(&self, _place: &RawPermit) -> Result<Option<Ahead>> {
+        Ok(None)
+    }
+
     /// Counts a wait that ended in a start.
     fn waited(&self, key: &str, _permit: &RawPermit, wait: Duration) {
         self.limit().into_iter().for_each(|limit| limit.count_wait(key, wait));
@@ -299,6 +310,29 @@ pub trait Awaited: Quiet {
 
     /// Shows another first waiter, or none, of a line that [was shown](Awaited::line_up).
     fn show_next(&self, _first: Option<First>, _shown: &Cell<Shown>) {}
+
+    /// Returns where the line is shown that has the turn, if tenants share the limit and some wait.
+    fn next_line(&self) -> Option<usize> {
+        None
+    }
+
+    /// Takes back what a tenant was charged for a place of its line that nobody will use.
+    fn take_back_charge(&self, _shown: &Cell<Shown>, _place: &RawPermit) {}
+
+    /// Returns whether the units of a place count from when it is taken. Then nothing that is asked for later starts before
+    /// it, unless units are returned.
+    fn counts_places(&self) -> bool {
+        false
+    }
+
+    /// Returns how often this process has returned units to the limit's server. A waiter may start sooner since.
+    fn returned(&self) -> u64 {
+        0
+    }
+
+    /// Returns the units of a key that a server has promised for later, because it has some sooner: the next claim asks for
+    /// them.
+    fn return_promises(&self, _key: &str) {}
 
     /// Returns whether this place is too late to use, so that it has to be exchanged.
     fn is_late(&self, _place: &RawPermit) -> bool {

@@ -16,6 +16,7 @@ mod null;
 mod permit;
 mod places;
 mod scheduler;
+mod shared;
 mod timed;
 mod waking;
 
@@ -39,6 +40,19 @@ pub use scheduler::Scheduler;
 pub(crate) use timed::Timed;
 
 use crate::error::{Error, Result};
+use crate::state::Limit;
+use shared::Shared;
+use std::sync::Arc;
+
+/// The limiter of a limit.
+pub(crate) fn limiter_of(limit: Limit) -> Arc<dyn Limiter> {
+    match (limit.is_concurrency(), limit.is_shared()) {
+        (true, false) => Arc::new(ConcurrencyLimiter::of(limit)),
+        (true, true) => Arc::new(Shared::new(ConcurrencyLimiter::of(limit))),
+        (false, false) => Arc::new(Timed::of(limit)),
+        (false, true) => Arc::new(Shared::new(Timed::of(limit))),
+    }
+}
 
 fn foreign<R>(name: &str) -> Result<R> {
     Err(Error::ForeignPermit { limit: name.to_owned() })
@@ -49,7 +63,7 @@ fn unsupported<R>(call: &str, of: &str) -> Result<R> {
 }
 
 /// The error for a part that a limiter does not have.
-fn unknown_part(limiter: &str, part: &str, known: &[std::sync::Arc<str>]) -> Error {
+fn unknown_part(limiter: &str, part: &str, known: &[Arc<str>]) -> Error {
     let expected = match known {
         [] => format!("none: limiter \"{limiter}\" has no parts"),
         known => format!("a part of limiter \"{limiter}\": {}", known.join(", ")),

@@ -7,7 +7,6 @@
 //! tasks, so tasks of a limiter are woken in the order of their starts.
 
 use super::{Joined, Limiter, Line, Outcome, Waiter, WaiterId};
-use crate::charges;
 use crate::error::{Error, Result};
 use crate::fork::{PerProcess, generation, without_signals};
 use crate::permit::RawPermit;
@@ -200,13 +199,9 @@ pub(super) fn is_awaited(limiter: &dyn Limiter, key: &str) -> bool {
 pub(super) fn freed(limiter: &dyn Limiter, key: &str) {
     let (mut inbox, id) = (INBOX.lock(), limiter.base().id);
     let Some(keys) = inbox.waiting.get(&id) else { return };
-    // Others may wait for the same part with other charges.
-    let is_any = charges::is_joint(key);
-    if is_any || keys.contains_key(key) {
-        let keys: Vec<Box<str>> = if is_any { keys.keys().cloned().collect() } else { vec![key.into()] };
-        for key in keys {
-            let _ = inbox.send(Message::Freed(id, key));
-        }
+    // Of a limiter with parts, others may wait for the same part with other charges.
+    if limiter.depth() > 0 || keys.contains_key(key) {
+        let _ = inbox.send(Message::Freed(id, key.into()));
     }
 }
 

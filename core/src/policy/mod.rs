@@ -6,7 +6,7 @@ mod text;
 
 pub use backoff::{Backoff, Jitter};
 pub use named::NamedPolicy;
-pub(crate) use named::is_composite;
+pub(crate) use named::{is_composite, part_names};
 pub use text::{parse_all, parse_policies, parse_time};
 
 use crate::algorithm::bucket::Bucket;
@@ -23,12 +23,22 @@ pub const MAX_NAME_BYTES: usize = 1_024;
 /// The most windows that one rate limit may have.
 pub const MAX_WINDOWS: usize = 4;
 
+/// Where a share begins in the first word of a policy.
+const SHARE: u32 = 8;
+
 /// The number of words that a policy takes in a store.
 pub(crate) const POLICY_WORDS: usize = 12;
 
 /// The policy of a limit: made by one of the functions below, or parsed from a text such as `100/1m + 5/1s`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Policy(pub(crate) Shape);
+pub struct Policy(pub(crate) Shape, Share);
+
+/// The share of a tenant in a limit that tenants share: 1 to [`MAX_SHARE`]. 0: the limit is not shared, and each key has a
+/// budget of its own.
+pub(crate) type Share = u32;
+
+/// The largest share of a tenant.
+pub const MAX_SHARE: Share = 1_000;
 
 /// A policy, by kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,7 +153,7 @@ impl Policy {
             in_range("max_executions", max_executions, if windows.len() == 1 { slices::MAX } else { log::MAX })?;
             all = all.and(max_executions, time::window_ticks("window", window)?);
         }
-        Ok(Policy(Shape::Rate(all, Backoff::default())))
+        Ok(Policy(Shape::Rate(all, Backoff::default()), 0))
     }
 
     /// Returns the same rate limit with another backoff.
@@ -152,7 +162,7 @@ impl Policy {
     /// [`Error::Unsupported`] for another kind of policy.
     pub fn with_backoff(self, backoff: Backoff) -> Result<Policy> {
         match self.0 {
-            Shape::Rate(windows, _) => Ok(Policy(Shape::Rate(windows, backoff))),
+            Shape::Rate(windows, _) => Ok(Policy(Shape::Rate(windows, backoff), self.1)),
             _ => Err(Error::Unsupported { reason: format!("a backoff is not supported by \"{self}\"") }),
         }
     }
@@ -163,7 +173,7 @@ impl Policy {
     /// [`Error::InvalidArgument`] unless `max` is 1 to 65,535.
     pub fn concurrency(max: u64) -> Result<Policy> {
         in_range("max_concurrent_jobs", max, leases::MAX)?;
-        Ok(Policy(Shape::Concurrency { max, lease: leases::NEVER, cooldown: 0, slots: leases::slots(max) }))
+        Ok(Policy(Shape::Concurrency { max, lease: leases::NEVER, cooldown: 0, slots: leases::slots(max) }, 0))
     }
 
     /// Returns the same policy with a lease: each start holds its units only for this long, unless it is renewed.
@@ -174,7 +184,7 @@ impl Policy {
         match self.0 {
             Shape::Concurrency { max, cooldown, slots, .. } => {
                 let lease = time::window_ticks("lease", lease)?;
-                Ok(Policy(Shape::Concurrency { max, lease, cooldown, slots }))
+                Ok(Policy(Shape::Concurrency { max, lease, cooldown, slots }, self.1))
             }
             _ => Err(Error::Unsupported { reason: format!("a lease is not supported by \"{self}\"") }),
         }
@@ -192,7 +202,7 @@ impl Policy {
                 let cooldown = time::window_ticks("cooldown", cooldown)?;
                 // A start that ends takes its units once more before it gives them back.
                 let slots = leases::slots(2 * max).min(leases::MAX_SLOTS);
-                Ok(Policy(Shape::Concurrency { max, lease, cooldown, slots }))
+                Ok(Policy(Shape::Concurrency { max, lease, cooldown, slots }, self.1))
             }
             _ => Err(Error::Unsupported { reason: format!("a cooldown is not supported by \"{self}\"") }),
         }
@@ -209,7 +219,7 @@ impl Policy {
     /// # Errors
     /// [`Error::InvalidArgument`] unless `delay` is 1 µs to 366 days.
     pub fn delay(delay: Duration) -> Result<Policy> {
-        Ok(Policy(Shape::Delay(Windows::one(1, time::window_ticks("delay", delay)?))))
+        Ok(Policy(Shape::Delay(Windows::one(1, time::window_ticks("delay", delay)?)), 0))
     }
 
     /// Spaces `max_executions` starts evenly in a `window`: `window / max_executions` (rounded up to whole
@@ -223,7 +233,7 @@ impl Policy {
         in_range("max_executions", max_executions, if is_adaptive { log::MAX } else { slices::MAX })?;
         let window = time::window_ticks("window", window)?;
         let interval = window.div_ceil(max_executions);
-        Ok(Policy(Shape::EvenlySpaced(Spacing::new(max_executions, window, interval, is_adaptive))))
+        Ok(Policy(Shape::EvenlySpaced(Spacing::new(max_executions, window, interval, is_adaptive)), 0))
     }
 
     /// A bucket of `burst` tokens, refilled evenly with `rate` tokens per `period`. A start takes as many tokens as its
@@ -253,7 +263,7 @@ impl Policy {
             let most = u128::from(MAX_TIME) * u128::from(rate) / u128::from(period);
             return Err(Error::invalid(name, size, format!("at most {most}, the amount that drips in 366 days")));
         }
-        Ok(Policy(Shape::Bucket(Bucket::new(rate, period, size, is_leaky))))
+        Ok(Policy(Shape::Bucket(Bucket::new(rate, period, size, is_leaky)), 0))
     }
 
     /// Allows at most `max_executions` units in each `window`. Windows are aligned to the Unix epoch, so up to twice as
@@ -276,12 +286,56 @@ impl Policy {
     fn counter(max_executions: u64, window: Duration, is_smooth: bool) -> Result<Policy> {
         in_range("max_executions", max_executions, slices::MAX)?;
         let window = Window { limit: max_executions, length: time::window_ticks("window", window)? };
-        Ok(Policy(Shape::Counter { window, is_smooth }))
+        Ok(Policy(Shape::Counter { window, is_smooth }, 0))
+    }
+
+    /// Returns the same policy, shared by tenants: all keys have one budget, and each names a tenant in it. When several
+    /// wait, the next start goes to the tenant that has had the least, by its share.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a leaky bucket: its queue is in the order of asking.
+    pub fn shared(self) -> Result<Policy> {
+        self.with_share(1)
+    }
+
+    /// The same, as it applies to a tenant with this share.
+    pub(crate) fn with_share(self, share: Share) -> Result<Policy> {
+        check_share(share.into())?;
+        match self.has_queue() {
+            false => Ok(Policy(self.0, share)),
+            true => Err(Error::Unsupported {
+                reason: format!(
+                    "\"{self}\" cannot be shared by tenants: the queue of a leaky bucket is in the order of asking"
+                ),
+            }),
+        }
+    }
+
+    /// Returns whether tenants share the limit: see [`Policy::shared`].
+    pub const fn is_shared(&self) -> bool {
+        self.1 != 0
+    }
+
+    /// The share of a tenant to which this policy applies. 0: the limit is not shared.
+    pub(crate) fn share(&self) -> Share {
+        self.1
     }
 
     /// Returns the kind of limiter, as it is named in the store: `rate`, `concurrency`, `delay`, `evenly-spaced`,
-    /// `token-bucket`, `leaky-bucket`, `fixed-window` or `sliding-window-counter`.
+    /// `token-bucket`, `leaky-bucket`, `fixed-window` or `sliding-window-counter`; with `shared-` before it, if tenants share
+    /// it.
     pub const fn kind(&self) -> &'static str {
+        if self.is_shared() {
+            return match self.0 {
+                Shape::Rate(..) => "shared-rate",
+                Shape::Concurrency { .. } => "shared-concurrency",
+                Shape::Delay(_) => "shared-delay",
+                Shape::EvenlySpaced(_) => "shared-evenly-spaced",
+                Shape::Bucket(_) => "shared-token-bucket",
+                Shape::Counter { is_smooth: false, .. } => "shared-fixed-window",
+                Shape::Counter { .. } => "shared-sliding-window-counter",
+            };
+        }
         match self.0 {
             Shape::Rate(..) => "rate",
             Shape::Concurrency { .. } => "concurrency",
@@ -298,7 +352,7 @@ impl Policy {
     pub(crate) fn after(self, before: Policy) -> Policy {
         match (self.0, before.0) {
             (Shape::Concurrency { max, lease, cooldown, slots }, Shape::Concurrency { slots: had, .. }) => {
-                Policy(Shape::Concurrency { max, lease, cooldown, slots: slots.max(had) })
+                Policy(Shape::Concurrency { max, lease, cooldown, slots: slots.max(had) }, self.1)
             }
             _ => self,
         }
@@ -308,7 +362,7 @@ impl Policy {
     pub(crate) fn with_more_slots(self) -> Option<Policy> {
         match self.0 {
             Shape::Concurrency { max, lease, cooldown, slots } if slots < leases::MAX_SLOTS => {
-                Some(Policy(Shape::Concurrency { max, lease, cooldown, slots: 2 * slots }))
+                Some(Policy(Shape::Concurrency { max, lease, cooldown, slots: 2 * slots }, self.1))
             }
             _ => None,
         }
@@ -425,6 +479,11 @@ impl Policy {
         free.min(MAX_DEFAULT_GRACE)
     }
 
+    /// Returns whether starts are recorded, one by one or in slices.
+    pub(crate) fn is_log(&self) -> bool {
+        !matches!(self.0, Shape::Bucket(_) | Shape::Counter { .. } | Shape::Concurrency { .. })
+    }
+
     /// Returns whether starts are only counted, so that they cannot be distinguished.
     #[inline(always)]
     pub(crate) fn is_counted(&self) -> bool {
@@ -528,14 +587,16 @@ impl Policy {
                 words[..4].copy_from_slice(&[6, window.limit, window.length, is_smooth.into()]);
             }
         }
+        words[0] |= u64::from(self.1) << SHARE;
         words
     }
 
     /// Decodes a policy from words. It was validated when it was declared and is not validated again.
     #[inline(always)]
     pub(crate) fn from_words(word: impl Fn(usize) -> u64) -> Option<Policy> {
+        let (kind, share) = (word(0) & ((1 << SHARE) - 1), (word(0) >> SHARE) as Share);
         // The divisors.
-        let is_some = match word(0) {
+        let is_some = match kind {
             1 | 4 | 6 => word(1) != 0 && word(2) != 0,
             5 => word(1) != 0 && word(5) != 0 && word(6) != 0,
             _ => word(1) != 0,
@@ -543,7 +604,7 @@ impl Policy {
         if !is_some {
             return None;
         }
-        Some(Policy(match word(0) {
+        let shape = match kind {
             1 => {
                 let mut windows = Windows::one(word(1), word(2));
                 // Most limits have one.
@@ -558,7 +619,8 @@ impl Policy {
             5 => Shape::Bucket(Bucket::from_words(std::array::from_fn(|i| word(1 + i)))),
             6 => Shape::Counter { window: Window { limit: word(1), length: word(2) }, is_smooth: word(3) != 0 },
             _ => return None,
-        }))
+        };
+        Some(Policy(shape, share))
     }
 }
 
@@ -598,6 +660,20 @@ fn check_rare_key(key: &str) -> Result<()> {
         return Err(Error::invalid("key", format_args!("{} bytes long", key.len()), "at most 1024 bytes of UTF-8"));
     }
     Ok(())
+}
+
+/// Checks the share of a tenant.
+pub(crate) fn check_share(share: u64) -> Result<()> {
+    if (1..=u64::from(MAX_SHARE)).contains(&share) {
+        Ok(())
+    } else {
+        Err(Error::invalid("share", share, format!("a whole number from 1 to {MAX_SHARE}")))
+    }
+}
+
+/// The same, if it is given.
+pub(crate) fn check_shares(share: Option<Share>) -> Result<()> {
+    share.map_or(Ok(()), |share| check_share(share.into()))
 }
 
 /// Checks that a start has a weight.
@@ -640,6 +716,11 @@ mod tests {
             Policy::leaky_bucket(10, SECOND, 100),
             Policy::fixed_window(100, 60 * SECOND),
             Policy::sliding_window_counter(1_000_000, 60 * SECOND),
+            Policy::rate_in(&[(100, 60 * SECOND), (5, SECOND)]).and_then(Policy::shared),
+            Policy::rate(50, 60 * SECOND).unwrap().with_backoff(backoff).and_then(|policy| policy.with_share(1_000)),
+            Policy::concurrency(3).unwrap().with_lease(60 * SECOND).and_then(Policy::shared),
+            Policy::token_bucket(10, SECOND, 20).and_then(|policy| policy.with_share(3)),
+            Policy::sliding_window_counter(1_000_000, 60 * SECOND).and_then(Policy::shared),
         ] {
             let policy = policy.unwrap();
             let words = policy.to_words();

@@ -47,6 +47,25 @@ pub(crate) fn is_composite(policies: &[NamedPolicy]) -> bool {
     policies.len() > 1 || policies.iter().any(|policy| policy.name.is_some())
 }
 
+/// The names of the limits with these policies.
+pub(crate) fn part_names(name: &str, policies: &[NamedPolicy]) -> Vec<String> {
+    if !is_composite(policies) {
+        return vec![name.to_owned()];
+    }
+    let part = |(i, policy): (usize, &NamedPolicy)| {
+        if let Some(part) = &policy.name {
+            return format!("{name}/{part}");
+        }
+        // Parts with names count too, so that the others keep their names when one gets one.
+        let kind = policy.kind();
+        match policies[..i].iter().filter(|before| before.kind() == kind).count() {
+            0 => format!("{name}/{kind}"),
+            before => format!("{name}/{kind}-{}", before + 1),
+        }
+    };
+    policies.iter().enumerate().map(part).collect()
+}
+
 /// Splits a text into the name at its beginning, if there is one, and the length up to behind the colon.
 pub(super) fn name_at(text: &str) -> Option<(&str, usize)> {
     let is_of_name = |c: char| c.is_alphanumeric() || c == '_' || c == '-';

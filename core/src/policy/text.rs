@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! policies  = part { "+" part }
-//! part      = [ name ":" ] policy
+//! part      = [ name ":" ] policy [ "shared" [ count ] ]
 //! policy    = windows [ backoff ] | rate ( "burst" count | "queue" count | "fixed" | "counter" | "spaced" [ "strictly" ] )
 //!           | count "concurrent" [ what ] [ "lease" time ] [ "cooldown" time ] | "delay" time
 //! windows   = rate { "+" rate }
@@ -12,13 +12,16 @@
 //! what      = "requests" | "calls" | "starts" | "jobs" | "tasks" | "executions" | "units" | "tokens", or one of them
 //! ```
 //!
+//! `shared`: tenants share the limit. A count behind it is the share of the one tenant to which a policy applies. The
+//! store keeps that, and programs do not declare it.
+//!
 //! A name is a letter, and then letters, digits, `-` and `_`. Windows with the same name, or without one, form one rate limit.
 //!
 //! Case does not matter, except in names, and that `M` is rejected: some read it as a month. Policies are always written in the
 //! shortest form.
 
 use super::named::{NamedPolicy, check_part, name_at};
-use super::{Backoff, Jitter, Policy, Shape, Spacing};
+use super::{Backoff, Jitter, Policy, Shape, Share, Spacing};
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::log::Window;
 use crate::error::{Error, Result};
@@ -61,7 +64,18 @@ impl fmt::Display for Time {
 /// `100/1m`, `100/1m + 5/250ms`, `5 concurrent`, …
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
+        write!(f, "{}", self.0)?;
+        match self.share() {
+            0 => Ok(()),
+            1 => write!(f, " shared"),
+            share => write!(f, " shared {share}"),
+        }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
             Shape::Rate(windows, backoff) => {
                 for (i, Window { limit, length }) in windows.as_slice().iter().enumerate() {
                     write!(f, "{}{limit}/{}", if i > 0 { " + " } else { "" }, Time(*length))?;
@@ -126,16 +140,18 @@ pub fn parse_all(text: &str) -> Result<Vec<NamedPolicy>> {
         let name: Name = reader.name()?.map(Arc::from);
         let began = reader.begin();
         match reader.policy()? {
-            Read::Window(limit, window, backoff) => {
+            Read::Window(limit, window, end) => {
                 let at = rates.iter().position(|(_, other, _)| *other == name).unwrap_or(rates.len());
                 if at == rates.len() {
                     rates.push((began, name.clone(), Vec::new()));
                 }
                 rates[at].2.push((limit, window));
-                if let Some(backoff) = backoff {
+                if let Some(End { backoff, share }) = end {
                     let (began, name, all) = rates.remove(at);
                     let rate = Policy::rate_in(&all).and_then(|rate| rate.with_backoff(backoff));
-                    policies.push((began, NamedPolicy { name, policy: reader.checked(began, rate)? }));
+                    let policy = reader.checked(began, rate)?;
+                    let policy = share.map_or(Ok(policy), |share| policy.with_share(share))?;
+                    policies.push((began, NamedPolicy { name, policy }));
                 }
             }
             Read::Policy(policy) => policies.push((began, NamedPolicy { name, policy })),
@@ -180,9 +196,15 @@ pub fn parse_time(text: &str) -> Result<Duration> {
 
 /// One part of a text.
 enum Read {
-    /// A window, which may be one of several of a rate limit.
-    Window(u64, Duration, Option<Backoff>),
+    /// A window, which may be one of several of a rate limit, and what ends that limit.
+    Window(u64, Duration, Option<End>),
     Policy(Policy),
+}
+
+/// What may follow the last window of a rate limit.
+struct End {
+    backoff: Backoff,
+    share: Option<Share>,
 }
 
 struct Reader<'t> {
@@ -306,7 +328,28 @@ impl<'t> Reader<'t> {
         Ok(UNITS.iter().find(|(unit, _)| *unit == name).map(|(_, size)| *size))
     }
 
+    /// Reads whether tenants share the limit, and with which share.
+    fn share(&mut self) -> Result<Option<Share>> {
+        if !self.is_next("shared") {
+            return Ok(None);
+        }
+        if !self.peek().starts_with(|c: char| c.is_ascii_digit()) {
+            return Ok(Some(1));
+        }
+        let (at, share) = (self.begin(), self.count()?);
+        self.checked(at, super::check_share(share))?;
+        Ok(Some(share as Share))
+    }
+
     fn policy(&mut self) -> Result<Read> {
+        let began = self.begin();
+        let read = self.unshared_policy()?;
+        let Read::Policy(policy) = read else { return Ok(read) };
+        let Some(share) = self.share()? else { return Ok(read) };
+        self.checked(began, policy.with_share(share)).map(Read::Policy)
+    }
+
+    fn unshared_policy(&mut self) -> Result<Read> {
         let began = self.begin();
         if self.is_next("delay") {
             let delay = self.time()?;
@@ -365,14 +408,18 @@ impl<'t> Reader<'t> {
             "backoff" => {
                 self.next();
                 let backoff = self.backoff()?;
-                return Ok(Read::Window(count, time, Some(self.checked(at, backoff)?)));
+                let backoff = self.checked(at, backoff)?;
+                return Ok(Read::Window(count, time, Some(End { backoff, share: self.share()? })));
             }
-            "" | "+" => {
+            word @ ("" | "+" | "shared") => {
                 // Reports a number out of range here, not where all windows are combined.
                 self.checked_each(|of| if of == "max_executions" { began } else { timed }, Policy::rate(count, time))?;
-                return Ok(Read::Window(count, time, None));
+                let is_end = word == "shared";
+                let backoff = Backoff::default();
+                let end = if is_end { Some(End { backoff, share: self.share()? }) } else { None };
+                return Ok(Read::Window(count, time, end));
             }
-            _ => return Err(self.wrong("burst, queue, fixed, counter, spaced, backoff, + or the end")),
+            _ => return Err(self.wrong("burst, queue, fixed, counter, spaced, backoff, shared, + or the end")),
         };
         let position = |parameter: &str| match parameter {
             "max_executions" | "rate" => began,
@@ -438,6 +485,34 @@ mod tests {
         let backoff = "100/1m + 5/1s backoff 2s x1.5 max 1m equal";
         assert_eq!(backoff.parse::<Policy>().unwrap().to_string(), backoff);
         assert_eq!("100/m + 5 / 10 s".parse(), Policy::rate_in(&[(100, 60 * second()), (5, 10 * second())]));
+    }
+
+    #[test]
+    fn a_policy_may_be_shared_by_tenants() {
+        for same in [
+            "500/1m shared",
+            "100/1m + 5/1s shared",
+            "3/1m backoff 1s x2 max 10m full shared",
+            "10/1s burst 20 shared",
+            "5 concurrent lease 1m cooldown 1s shared",
+            "delay 50ms shared",
+            "60/1m spaced strictly shared",
+            "100/1m counter shared 3",
+        ] {
+            let policy = same.parse::<Policy>().unwrap_or_else(|e| panic!("{e}"));
+            assert_eq!((policy.to_string(), policy.is_shared()), (same.to_owned(), true));
+        }
+        let all = parse_all("tokens: 9/1s Shared + tokens: 5/1s burst 7").unwrap_err().to_string();
+        assert!(all.contains("another name for the policy at character 31"), "{all}");
+        let parts = parse_all("9/1s shared + 5/1s").unwrap();
+        assert_eq!(parts.iter().map(|part| part.kind()).collect::<Vec<_>>(), ["shared-rate", "rate"]);
+        let error = |text: &str| text.parse::<Policy>().unwrap_err().to_string();
+        assert_eq!(
+            error("10/1s queue 5 shared"),
+            "\"10/1s queue 5\" cannot be shared by tenants: the queue of a leaky bucket is in the order of asking"
+        );
+        let expected = "share at character 13 to be a whole number from 1 to 1000, not 5000";
+        assert_eq!(error("9/1s shared 5000"), format!("policy is \"9/1s shared 5000\": expected {expected}"));
     }
 
     #[test]
@@ -530,7 +605,7 @@ mod tests {
             ("five per minute", "{POLICY} at character 1, not \"five\""),
             (
                 "5 per minute or so",
-                "burst, queue, fixed, counter, spaced, backoff, + or the end at character 14, not \"or\"",
+                "burst, queue, fixed, counter, spaced, backoff, shared, + or the end at character 14, not \"or\"",
             ),
             ("NaN/1s", "{POLICY} at character 1, not \"NaN\""),
             ("-5/1s", "{POLICY} at character 1, not \"-\""),
@@ -538,7 +613,7 @@ mod tests {
             ("0/1s", "max_executions at character 1 to be a whole number from 1 to 1000000000, not 0"),
             ("9/1s + 5/0s", "window at character 10 to be 1 µs to 366 days, not 0s"),
             ("9/1s +", "{POLICY} at character 7, not the end"),
-            ("9/1s 5", "burst, queue, fixed, counter, spaced, backoff, + or the end at character 6, not \"5\""),
+            ("9/1s 5", "burst, queue, fixed, counter, spaced, backoff, shared, + or the end at character 6, not \"5\""),
             ("10/1s burst NaN", "a whole number at character 13, not \"NaN\""),
             ("10/0s spaced", "window at character 4 to be 1 µs to 366 days, not 0s"),
             ("0/1s burst 5", "rate at character 1 to be a whole number from 1 to 1000000000, not 0"),

@@ -29,6 +29,7 @@ mod writer;
 
 pub(crate) use cells::heads::name_of;
 pub(crate) use cells::home::{AtOnce, Blocked, Home, Table};
+pub(crate) use cells::layout::LimitAt;
 pub(crate) use cells::places::{
     as_counted_place, as_granted_place, is_counted_place, is_granted_place, without_grant, without_mark,
 };

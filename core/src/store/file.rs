@@ -8,6 +8,7 @@
 //! period = "1m"
 //! burst = 20          # a token bucket; without burst, a sliding window
 //! concurrency = 5     # at the same time
+//! shared = true       # by tenants: all keys have one budget
 //!
 //! [mail]
 //! policy = "50/1m + 5/1s"
@@ -23,7 +24,7 @@ use std::path::Path;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-const KEYS: [&str; 5] = ["allowed", "period", "burst", "concurrency", "policy"];
+const KEYS: [&str; 6] = ["allowed", "period", "burst", "concurrency", "shared", "policy"];
 
 impl Store {
     /// Declares the limits of a TOML file now, all or none, and returns their names.
@@ -36,9 +37,14 @@ impl Store {
     /// period = "1m"
     /// burst = 20          # a token bucket; without burst, a sliding window
     /// concurrency = 5     # at the same time
+    ///
+    /// [gemini]
+    /// allowed = 500
+    /// period = "1m"
+    /// shared = true       # by tenants: all keys have one budget
     /// ```
     ///
-    /// Every key has the policy of its limit, and its own capacity. A key that needs another policy is put on another
+    /// Otherwise every key has the policy of its limit, and its own capacity. A key that needs another policy is put on another
     /// limit.
     ///
     /// # Errors
@@ -150,6 +156,11 @@ impl Entry<'_> {
         self.get(key).map(|value| count(value).ok_or_else(expected)).transpose()
     }
 
+    fn flag(&self, key: &str) -> Result<bool> {
+        let expected = || self.wrong(key, expecting("true or false"));
+        self.get(key).map_or(Ok(false), |value| value.get_ref().as_bool().ok_or_else(expected))
+    }
+
     fn text(&self, key: &str, expected: &str) -> Result<Option<&str>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         value.get_ref().as_str().map(Some).ok_or_else(|| self.wrong(key, expecting(expected)))
@@ -163,7 +174,7 @@ impl Entry<'_> {
                      override of that key",
                     self.name
                 ),
-                _ => "one of the keys allowed, period, burst, concurrency and policy".to_owned(),
+                _ => "one of the keys allowed, period, burst, concurrency, shared and policy".to_owned(),
             };
             return Err(self.wrong(key, expecting(&expected)));
         }
@@ -183,7 +194,10 @@ impl Entry<'_> {
             (None, ..) => return Err(self.wrong_set("has no allowed", "allowed, which goes with period and burst")),
             (_, None, _) => return Err(self.wrong_set("has no period", "period, which goes with allowed and burst")),
         };
-        let all = rate.into_iter().chain(concurrency.map(Policy::concurrency)).collect::<Result<Vec<Policy>>>();
+        let shared = self.flag("shared")?;
+        let share = |policy: Result<Policy>| if shared { policy.and_then(Policy::shared) } else { policy };
+        let all =
+            rate.into_iter().chain(concurrency.map(Policy::concurrency)).map(share).collect::<Result<Vec<Policy>>>();
         let all = all.map_err(|e| match &e {
             Error::InvalidArgument { parameter, .. } => {
                 let key = match *parameter {

@@ -4,9 +4,9 @@ mod file;
 mod named;
 
 use crate::error::Result;
-use crate::limiter::{ConcurrencyLimiter, Limiter, Timed};
+use crate::limiter::{Limiter, limiter_of};
 use crate::policy::Policy;
-use crate::state::Store;
+use crate::state::{Limit, Store};
 use std::sync::Arc;
 
 impl Store {
@@ -25,9 +25,6 @@ impl Store {
     /// # Errors
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) unless `name` is 1 to 1,024 bytes.
     pub fn declare(&self, name: &str, policy: Policy) -> Result<Arc<dyn Limiter>> {
-        Ok(match policy.is_concurrency() {
-            true => Arc::new(ConcurrencyLimiter::declare(self, name, policy)?),
-            false => Arc::new(Timed::declare(self, name, policy)?),
-        })
+        Ok(limiter_of(Limit::declare(self.session(), name, policy)?))
     }
 }

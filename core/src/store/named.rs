@@ -1,23 +1,17 @@
 //! Limits by name, from a text or a few numbers. For files, see `file.rs`.
 
 use crate::error::{Error, Result};
-use crate::limiter::{CompositeLimiter, ConcurrencyLimiter, Limiter, Timed};
+use crate::limiter::{CompositeLimiter, Limiter, limiter_of};
 use crate::policy::{self, NamedPolicy, Policy};
 use crate::state::{Declared, Limit, Store, text_of};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// The limiter of these limits: a composite if there are several.
-fn limiter_of(name: &str, mut limits: Vec<Limit>) -> Arc<dyn Limiter> {
-    let child = |limit: Limit| -> Arc<dyn Limiter> {
-        match limit.is_concurrency() {
-            true => Arc::new(ConcurrencyLimiter::of(limit)),
-            false => Arc::new(Timed::of(limit)),
-        }
-    };
+fn limiter_of_all(name: &str, mut limits: Vec<Limit>) -> Arc<dyn Limiter> {
     match limits.len() {
-        1 if **limits[0].name() == *name => child(limits.remove(0)),
-        _ => Arc::new(CompositeLimiter::with_name(name, limits.into_iter().map(|limit| (None, child(limit))))),
+        1 if **limits[0].name() == *name => limiter_of(limits.remove(0)),
+        _ => Arc::new(CompositeLimiter::with_name(name, limits.into_iter().map(|limit| (None, limiter_of(limit))))),
     }
 }
 
@@ -51,7 +45,7 @@ impl Store {
     /// # Errors
     /// [`Error::InvalidArgument`] with the place at which the text is wrong, or unless the names are 1 to 1,024 bytes.
     pub fn limiter(&self, name: &str, policies: &str) -> Result<Arc<dyn Limiter>> {
-        Ok(limiter_of(name, Limit::declare_parts(self.session(), name, policies_of(policies)?)?))
+        Ok(limiter_of_all(name, Limit::declare_parts(self.session(), name, policies_of(policies)?)?))
     }
 
     /// The limiter that is declared under a name: of one kind, or a composite as declared by [`Store::limiter`]. Opens
@@ -75,7 +69,7 @@ impl Store {
         let limits = session.knowing(name, find);
         let opened =
             limits.and_then(|limits| limits.iter().try_for_each(|limit| limit.table().map(drop)).map(|()| limits));
-        session.report(name, opened).map(|limits| limiter_of(name, limits))
+        session.report(name, opened).map(|limits| limiter_of_all(name, limits))
     }
 
     /// Flow control in one call: at most `rate` starts per period, and `parallelism` of them at the same time, declared
@@ -106,7 +100,7 @@ impl Store {
         if policies.is_empty() {
             return Err(Error::invalid("rate", "missing, and so is parallelism", "at least one of the two"));
         }
-        Ok(limiter_of(name, Limit::declare_parts(self.session(), name, policies)?))
+        Ok(limiter_of_all(name, Limit::declare_parts(self.session(), name, policies)?))
     }
 
     /// Puts an operator's policies above those that programs declare, at once and until they are lifted. In a composite,
@@ -142,6 +136,29 @@ impl Store {
     /// bytes, or as for [`Store::open`].
     pub fn lift(&self, name: &str, key: Option<&str>) -> Result<()> {
         self.set_override(name, None, key)
+    }
+
+    /// Keeps a tenant's share in a limit that tenants share, such as `"500/1m shared"`: at once, in every process, until it is
+    /// set again. With a share of 3, a tenant that waits starts three times as often as one that has the default, 1. In a
+    /// composite: the share in each shared part. A call's own [share](crate::embed::Waiter::share) stands above it.
+    ///
+    /// ```
+    /// # use workglow_limit::{Limiter, Store};
+    /// let store = Store::new("memory:")?;
+    /// let limiter = store.limiter("api", "500/1m shared")?;
+    /// store.share("api", "acme", 3)?;
+    /// assert!(limiter.try_acquire("acme", 1)?.is_some()); // one of the 500
+    /// # Ok::<(), workglow_limit::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] unless the share is 1 to 1,000 and the key 1 to 1,024 bytes; [`Error::Unsupported`] for a
+    /// limit that is not shared; [`Error::UnknownLimit`] for a name that is not declared, or as for [`Store::open`].
+    pub fn share(&self, name: &str, key: &str, share: u32) -> Result<()> {
+        policy::check_name(name)?;
+        policy::check_share(share.into())?;
+        let session = self.session();
+        session.report(name, session.knowing(name, || session.set_share(name, key, share)))
     }
 
     /// Removes the declaration of a name, including operators' policies, so that another kind of limiter can be

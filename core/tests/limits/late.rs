@@ -3,7 +3,7 @@
 use crate::common::limits::*;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use workglow_limit::embed::{Joined, Line, Outcome, Pool, Seat, Step, Turn, Waiter, WaiterId, acquire};
+use workglow_limit::embed::{Joined, Line, MayWait, Outcome, Pool, Seat, Step, Turn, Waiter, WaiterId, acquire};
 use workglow_limit::*;
 
 /// A place in this window has a grace of 50 ms by default.
@@ -279,4 +279,26 @@ fn grace_has_no_effect_without_places() {
     let Waiting::InLine(line) = &mut waiting else { panic!() };
     line.wake(Some(""));
     assert!(waiting.start(&limiter).is_some());
+}
+
+/// On a busy machine, threads that gave late places back once also started the next waiter, long before a busy loop came to it. So 101 of 100
+/// functions began in a window.
+#[test]
+fn a_thread_that_gives_a_late_place_back_starts_nobody() {
+    let (clock, store) = clocked();
+    let limiter = of(&store, "1/1m");
+    fill(&*limiter, 1);
+    let mut line = Line::with_wake(limiter.clone(), || ());
+    let Joined::Waiting(id) = MayWait::Never.during(|| line.join(Waiter::new("", 1))).unwrap() else {
+        panic!("the limit has capacity")
+    };
+    clock.advance(WINDOW + LATE);
+    let mut over = Vec::new();
+    MayWait::Never.during(|| line.advance_one(&mut over));
+    assert!(over.is_empty() && line.would_wait(), "the place is too late, and a loop cannot give it back: {over:?}");
+    line.advance_one(&mut over);
+    assert!(over.is_empty() && !line.would_wait(), "{over:?}");
+    assert_eq!(line.next_to_start(), Some(id));
+    MayWait::Never.during(|| line.advance_one(&mut over));
+    assert!(matches!(over[..], [(number, Outcome::Admitted(_))] if number == id), "{over:?}");
 }

@@ -574,7 +574,7 @@ fn an_invalid_file_is_reported_and_declares_nothing() {
                 2,
                 "[api]\nlimit = 5",
                 "[api] limit = 5",
-                "one of the keys allowed, period, burst, concurrency and policy",
+                "one of the keys allowed, period, burst, concurrency, shared and policy",
             ),
             (
                 2,
@@ -588,7 +588,7 @@ fn an_invalid_file_is_reported_and_declares_nothing() {
                 1,
                 "api = '5/1s 5'",
                 "api = '5/1s 5'",
-                "burst, queue, fixed, counter, spaced, backoff, + or the end at character 6, not \"5\"",
+                "burst, queue, fixed, counter, spaced, backoff, shared, + or the end at character 6, not \"5\"",
             ),
             (1, "api = 5", "api = 5", "a policy such as \"100/1m\", or a table"),
             (1, "'' = '1/1s'", "the name is empty", "1 to 1024 bytes of UTF-8"),
@@ -604,6 +604,7 @@ fn an_invalid_file_is_reported_and_declares_nothing() {
                 "\"api/rate\" is two limits",
                 "another name, since a part of a composite has this one",
             ),
+            (4, "[api]\nallowed = 5\nperiod = '1m'\nshared = 3", "[api] shared = 3", "true or false"),
             (3, "[api]\npolicy = '1/1s'\n[api]", "not TOML", "duplicate key"),
             (2, "[api]\nallowed 5", "not TOML", ""),
             (

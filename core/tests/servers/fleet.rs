@@ -284,6 +284,19 @@ fn sites_of_a_postgres_that_loses_to_a_standby_start_no_more_than_the_limit() {
     check("fleet-standby", durable, Faults { server: Some(|server| server.postgres().lose_to_standby()) });
 }
 
+/// What was left of a grant for less than a start was once of no use to anybody.
+#[test]
+fn a_site_is_granted_whole_starts() {
+    for server in Server::each("fleet-whole") {
+        let limit = |url: &str| RateLimiter::new(&patient(url), "api", 99_999, Duration::from_secs(10)).unwrap();
+        let (here, seen) = (limit(&server.url()), limit(&server.direct_url()));
+        for _ in 0..100 {
+            (0..20).for_each(|_| assert!(matches!(here.attempt("", 3), Ok(Attempt::Admitted(_)))));
+            assert_eq!(seen.peek("", 1).unwrap().remaining % 3, 0);
+        }
+    }
+}
+
 #[cfg(feature = "redis")]
 #[test]
 fn waiters_on_all_sites_start_in_request_order() {

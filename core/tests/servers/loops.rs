@@ -1,6 +1,7 @@
 //! Waiters of event loops, and calls that they begin: none waits for another's answer. Each store here represents one machine.
 #![cfg(any(feature = "redis", feature = "postgres"))]
 
+use crate::common::limits::patient;
 #[cfg(feature = "redis")]
 use crate::common::redis::RedisServer;
 use crate::common::server::Server;
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use workglow_limit::embed::{Begun, Joined, Line, MayWait, Outcome, Seat, Step, Waiter, WaiterId, acquire};
 use workglow_limit::hooks::{Event, Happening};
 use workglow_limit::*;
@@ -137,42 +138,69 @@ fn a_silent_server_delays_no_thread_beyond_its_own_timeout() {
     }
 }
 
-/// A way to a server that holds answers back, once it is told to, until this many decisions have been asked for.
+/// A way to a Redis server on which requests travel in rounds: those that are held go on together, when the test says so. So the number of
+/// rounds is that of round trips.
 #[cfg(feature = "redis")]
-fn hold_back(server: &Server, directory: &Dir, decisions: usize) -> (String, Arc<AtomicBool>) {
-    let (socket, url) = server.by_way_of(&directory.0, 0);
-    let (listener, server) = (UnixListener::bind(socket).unwrap(), server.socket());
-    let (holds, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
-    let is_holding = holds.clone();
-    thread::spawn(move || {
-        for client in listener.incoming() {
-            let (client, server) = (client.unwrap(), UnixStream::connect(&server).unwrap());
-            let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
-            // The answers by which a connection is opened are not held back.
-            let (is_deciding, asked) = (Arc::new(AtomicBool::new(false)), asked.clone());
-            let (holds, decides, asked_here) = (is_holding.clone(), is_deciding.clone(), asked.clone());
-            thread::spawn(move || {
-                forward(client, server, |piece| {
-                    let decisions = piece.windows(6).filter(|word| *word == b"decide").count();
-                    if decisions > 0 && holds.load(SeqCst) {
-                        decides.store(true, SeqCst);
-                        asked_here.fetch_add(decisions, SeqCst);
-                    }
-                });
-            });
-            let holds = move || is_deciding.load(SeqCst) && asked.load(SeqCst) < decisions;
-            thread::spawn(move || forward(back.0, back.1, |_| wait_until("all have asked", || !holds())));
-        }
-    });
-    (url, holds)
+struct Way {
+    url: String,
+    holds: Arc<AtomicBool>,
+    held: Arc<AtomicUsize>,
+    rounds: Arc<AtomicUsize>,
+    _directory: Dir,
 }
 
 #[cfg(feature = "redis")]
-fn forward(mut from: UnixStream, mut to: UnixStream, see: impl Fn(&[u8])) {
-    let mut piece = [0; 1 << 16];
-    while let Ok(length @ 1..) = from.read(&mut piece) {
-        see(&piece[..length]);
-        let _ = to.write_all(&piece[..length]);
+impl Way {
+    fn new(name: &str, server: &Server) -> Way {
+        let directory = Dir::in_memory(name);
+        let (socket, url) = server.by_way_of(&directory.0, 0);
+        let (listener, server) = (UnixListener::bind(socket).unwrap(), server.socket());
+        let [held, rounds] = [0; 2].map(|n| Arc::new(AtomicUsize::new(n)));
+        let way = Way { url, holds: Arc::default(), held, rounds, _directory: directory };
+        let (holds, held, rounds) = (way.holds.clone(), way.held.clone(), way.rounds.clone());
+        thread::spawn(move || {
+            for client in listener.incoming() {
+                let (mut client, mut server) = (client.unwrap(), UnixStream::connect(&server).unwrap());
+                let mut back = (server.try_clone().unwrap(), client.try_clone().unwrap());
+                let (holds, held, rounds) = (holds.clone(), held.clone(), rounds.clone());
+                thread::spawn(move || {
+                    client.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+                    let (mut waiting, mut piece, mut round) = (Vec::new(), [0; 1 << 16], rounds.load(SeqCst));
+                    loop {
+                        match client.read(&mut piece) {
+                            Ok(0) => return,
+                            Ok(length) => waiting.extend_from_slice(&piece[..length]),
+                            Err(_) => {}
+                        }
+                        let now = rounds.load(SeqCst);
+                        if !holds.load(SeqCst) || now != round {
+                            let _ = server.write_all(&waiting);
+                            waiting.clear();
+                            round = now;
+                        }
+                        held.store(waiting.windows(7).filter(|word| *word == b"EVALSHA").count(), SeqCst);
+                    }
+                });
+                thread::spawn(move || std::io::copy(&mut back.0, &mut back.1));
+            }
+        });
+        way
+    }
+
+    /// Counts the round trips until all of these waiters of different keys have started. Each of them has one request on the way.
+    fn trips(&self, here: &mut Loop, waiters: usize) -> usize {
+        let before = self.rounds.load(SeqCst);
+        while here.over.len() < waiters {
+            let held = |here: &Loop| self.held.load(SeqCst) + here.over.len();
+            here.advance_until("all others have asked", |here| held(here) == waiters);
+            if here.over.len() < waiters {
+                self.rounds.fetch_add(1, SeqCst);
+                wait_until("they have gone", || self.held.load(SeqCst) == 0);
+            }
+        }
+        assert!(here.over.iter().all(|(_, outcome)| matches!(outcome, Outcome::Admitted(_))), "{:?}", here.over);
+        here.over.clear();
+        self.rounds.load(SeqCst) - before
     }
 }
 
@@ -180,15 +208,28 @@ fn forward(mut from: UnixStream, mut to: UnixStream, see: impl Fn(&[u8])) {
 /// all but the first are asked for after its answer, in one group: see `postgres/wire.rs`.)
 #[cfg(feature = "redis")]
 #[test]
-fn keys_are_asked_for_together() {
+fn two_hundred_waiters_for_as_many_keys_wait_for_one_round_trip_or_three() {
+    const KEYS: usize = 200;
     let server = Server::Redis(RedisServer::start("loops-together"));
-    let (directory, keys) = (Dir::in_memory("loops-together-way"), ["a", "b", "c", "d"]);
-    let (url, holds) = hold_back(&server, &directory, keys.len());
-    let limiter = one_per_hour(&url);
-    let mut here = Loop::new(&limiter);
-    holds.store(true, SeqCst);
-    let ids = keys.map(|key| here.join(Waiter::new(key, 1)));
-    ids.into_iter().for_each(|id| assert!(here.is_admitted(id)));
+    let way = Way::new("loops-together-way", &server);
+    let store = patient(&format!("{}?grants=never", way.url));
+    let keys: Vec<String> = (0..KEYS).map(|key| key.to_string()).collect();
+    for (window, most) in [(HOUR, 1), (Duration::from_millis(200), 3)] {
+        let limiter = Arc::new(RateLimiter::new(&store, &format!("{most}"), 1, window).unwrap());
+        // The connection is open before the first round.
+        limiter.attempt("first", 1).unwrap();
+        let mut here = Loop::new(&limiter);
+        if most > 1 {
+            // The keys have been used, so each waiter asks for a place, perhaps whether there is a better one, and presents it. No test is
+            // too late for that.
+            keys.iter().for_each(|key| assert!(limiter.attempt(key, 1).is_ok()));
+        }
+        way.holds.store(true, SeqCst);
+        keys.iter().for_each(|key| _ = here.join(Waiter::new(key, 1).grace(HOUR)));
+        let trips = way.trips(&mut here, KEYS);
+        assert!(trips <= most, "{trips} round trips, of at most {most}");
+        way.holds.store(false, SeqCst);
+    }
 }
 
 #[test]
@@ -207,6 +248,54 @@ fn a_waiter_that_leaves_while_the_server_is_asked_holds_nothing() {
         assert!(here.is_admitted(next));
         wait_until("the start is returned", || admits(&*limiter, "dropped"));
         assert!(here.over.is_empty(), "{gone} and {dropped} have no outcome: {:?}", here.over);
+    }
+}
+
+/// A place that the server had promised was once kept until its time, whatever had become free by then.
+#[test]
+fn a_waiter_starts_with_units_that_its_process_returns() {
+    const WINDOW: Duration = Duration::from_secs(40);
+    for server in Server::each("loops-returned") {
+        for (name, url) in [("granted", server.url()), ("direct", server.direct_url())] {
+            // A busy machine may need longer than the window, in which case the waiter starts anyway.
+            let is_so = |attempt: u32| {
+                let store = patient(&url);
+                let limiter = Arc::new(RateLimiter::new(&store, &format!("{name}-{attempt}"), 100, WINDOW).unwrap());
+                let (began, mut here) = (Instant::now(), Loop::new(&limiter));
+                let Attempt::Admitted(permit) = limiter.attempt("", 100).unwrap() else { panic!("it is unused") };
+                let waiter = here.join(Waiter::new("", 60));
+                here.advance_until("it has a place", |here| here.wakes.load(SeqCst) > 0);
+                limiter.settle(&permit, 30).unwrap();
+                here.line.wake(Some(""));
+                assert!(here.is_admitted(waiter));
+                (began.elapsed() < WINDOW).then_some(())
+            };
+            (0..3).find_map(is_so).unwrap();
+        }
+    }
+}
+
+/// Whoever started with returned units after another line had taken a far place counted from the time of that place: of a budget
+/// of tokens that are settled, a tenth went unused.
+#[test]
+fn where_units_are_returned_no_line_takes_a_far_place() {
+    for server in Server::each("loops-far") {
+        for (name, url) in [("granted", server.url()), ("direct", server.direct_url())] {
+            let limiter = Arc::new(RateLimiter::new(&patient(&url), name, 100, HOUR).unwrap());
+            let start = |weight| match limiter.attempt("", weight).unwrap() {
+                Attempt::Admitted(permit) => permit,
+                Attempt::Denied(after) => panic!("{weight} units are free after {after:?}"),
+            };
+            limiter.settle(&start(2), 1).unwrap();
+            let permit = start(99);
+            let mut here = Loop::new(&limiter);
+            let waiter = here.join(Waiter::new("", 60));
+            here.advance_until("it has asked", |here| here.wakes.load(SeqCst) > 0);
+            let seen = RateLimiter::attach(&patient(&server.direct_url()), name).unwrap();
+            assert!(seen.peek("", 1).unwrap().reset_after <= HOUR + HOUR / 100, "a unit counts from later on");
+            limiter.settle(&permit, 9).unwrap();
+            assert!(here.is_admitted(waiter));
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The lines of several processes are one line: the order of those who wait, whoever is killed or stopped.
 
 use crate::common::limits::patient;
-use crate::common::{Child, Dir, shared, wait_until};
+use crate::common::{Child, Dir, Random, shared, wait_until};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use std::thread;
@@ -145,6 +145,91 @@ fn a_line_that_does_not_take_its_place_is_skipped() {
     assert_eq!((line, id), next);
     assert!(at < Duration::from_millis(2_200), "{at:?}");
     assert_eq!(bench.pass_time([0, 1, 2], 1)[0].1, stopped);
+}
+
+/// One line has 20 waiters, the other one, and each asks again when it has started. All starts of a window may happen at the
+/// same moment, so all waiters ask at the same moment. Still each has its turn, and no start is lost.
+#[test]
+fn one_waiter_has_its_share_of_a_rate_beside_twenty_and_no_more() {
+    const ROUNDS: u64 = 10;
+    for policy in ["20/1s", "1/50ms", "20/200ms"] {
+        for seed in 1..4 {
+            let (mut bench, mut random) = (Bench::with("rate-shares", policy, 0), Random::seeded(seed));
+            let starts_at_once = bench.limiter.peek("", 1).unwrap().limit;
+            assert!((0..starts_at_once).all(|_| permit_of(bench.limiter.attempt("", 1).unwrap()).is_some()));
+            let (began, mut asks, mut starts) = (bench.clock.now(), [20, 1], [0; 2]);
+            while starts.iter().sum::<u64>() < 21 * ROUNDS {
+                let first = random.below(2) as usize;
+                for line in [first, 1 - first] {
+                    for _ in 0..std::mem::take(&mut asks[line]) {
+                        bench.join(line, Waiter::new("", 1));
+                    }
+                    let mut over = Vec::new();
+                    bench.lines[line].advance_one(&mut over);
+                    (asks[line], starts[line]) = (over.len() as u64, starts[line] + over.len() as u64);
+                }
+                bench.clock.advance(Duration::from_micros(500));
+            }
+            let one = starts[1];
+            assert!((ROUNDS - 1..=ROUNDS + 1).contains(&one), "{policy}: {starts:?}");
+            let windows = (21 * ROUNDS).div_ceil(starts_at_once) as u32;
+            let most = windows * bench.limiter.window("").unwrap().unwrap() * 21 / 20;
+            assert!(
+                bench.clock.now() - began < most,
+                "{policy}: {:?} is more than {most:?}",
+                bench.clock.now() - began
+            );
+        }
+    }
+}
+
+/// A heavy start is first in a line that does not look any more. Its units are not free, but one is, for another.
+#[test]
+fn a_heavy_start_of_a_line_that_stands_still_holds_nobody_up() {
+    let mut bench = Bench::new("heavy", 3);
+    let heavy = bench.join(0, Waiter::new("", 3));
+    let light = bench.join(1, Waiter::new("", 1));
+    let ended = bench.held.remove(0);
+    bench.limiter.complete(&ended).unwrap();
+    assert_passed_when_it_stands_still(&mut bench, light);
+    let last = bench.join(1, Waiter::new("", 1));
+    assert_eq!(bench.advance(0), [], "its units are not free, but it is first again");
+    bench.end([1, 0, 2]);
+    assert_eq!(bench.end([1, 0, 2]), []);
+    let Ok(Joined::Waiting(light)) = bench.lines[1].join(Waiter::new("", 1)) else {
+        panic!("the heavy one was passed")
+    };
+    bench.lines[0].leave(heavy);
+    assert_eq!((bench.advance(1), light > last), (vec![last, light], true));
+}
+
+#[test]
+fn a_heavy_start_of_a_line_that_stands_still_holds_nobody_up_at_a_rate() {
+    let mut bench = Bench::with("heavy-rate", "3/1m", 3);
+    let asked = [(2, 1), (2, 1), (0, 3), (1, 1)].map(|(line, weight)| {
+        bench.clock.advance(ms(30));
+        (line, bench.join(line, Waiter::new("", weight)))
+    });
+    let started = bench.pass_time([0, 1, 2], 2);
+    assert_eq!(started.iter().map(|&(line, id, _)| (line, id)).collect::<Vec<_>>(), asked[..2]);
+    let [.., (_, heavy), (_, light)] = asked;
+    // One unit is free from now on.
+    assert_passed_when_it_stands_still(&mut bench, light);
+    assert_eq!(bench.pass_time([1, 2, 0], 1)[0].1, heavy);
+}
+
+/// As long as the first line looks, nobody passes it. When it does not any more, the waiter of the second line starts.
+fn assert_passed_when_it_stands_still(bench: &mut Bench, next: u64) {
+    let mut over = Vec::new();
+    for _ in 0..3_000 {
+        bench.clock.advance(ms(1));
+        (0..2).for_each(|line| _ = bench.lines[line].advance(&mut over));
+        assert_eq!(over, []);
+    }
+    let stopped = bench.clock.now();
+    let (line, id, at) = bench.pass_time([1, 1, 1], 1)[0];
+    assert_eq!((line, id), (1, next));
+    assert!(at < stopped + ms(1_000), "{:?}", at - stopped);
 }
 
 fn permit_of(attempt: Attempt) -> Option<RawPermit> {
@@ -375,6 +460,21 @@ fn a_stopped_process_is_waited_for_no_longer_than_a_moment_and_has_its_turn_when
     permit.complete().unwrap();
     child.join();
     assert_eq!(told[1].load(Acquire), 1);
+}
+
+/// A stopped process waits for more than is free. One unit is.
+#[test]
+fn a_stopped_process_with_a_heavy_start_holds_nobody_up() {
+    let dir = Dir::new("stopped-heavy");
+    let limiter = patient(&dir.url()).limiter("api", "2 concurrent").unwrap();
+    let _held = permit_of(limiter.attempt("", 1).unwrap()).unwrap();
+    let child = Child::run(|| {
+        let mut line = Line::new(patient(&dir.url()).limiter("api", "2 concurrent").unwrap());
+        assert!(matches!(line.join(Waiter::new("", 2)), Ok(Joined::Waiting(_))));
+        crate::common::raise(libc::SIGSTOP);
+    });
+    child.wait_until_stopped();
+    assert!(limiter.acquire("", 1, Some(Duration::from_secs(300))).unwrap().is_some());
 }
 
 /// A process that was killed while it waited for more than is free, or for a rate: nobody waits for it.

@@ -30,6 +30,7 @@ mod shares;
 mod space;
 mod storms;
 mod surviving;
+mod tenants;
 mod torments;
 #[cfg(feature = "fault-points")]
 mod upgrade;

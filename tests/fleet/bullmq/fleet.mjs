@@ -19,12 +19,19 @@ function mostInAnyWindow(folders, windowMs) {
   return output.trim().split("\n").map(Number);
 }
 
+/** Asks each worker process for a number, and adds them up. */
+async function sum(workers, question) {
+  const answers = workers.map((worker) => once(worker, "message"));
+  for (const worker of workers) worker.send(question);
+  return (await Promise.all(answers)).reduce((all, [answer]) => all + answer, 0);
+}
+
 /**
  * Runs `jobs` of a full key at once, and `idleJobs` of each of four others one after the other at the same time.
  * `mode` is one of worker.mjs.
  */
 export async function runFleet({ mode, jobs, idleJobs, limit, windowMs, jobMs, concurrency = 10, processes = 2, plant = false }) {
-  const keys = ["full", "a", "b", "c", "d"];
+  const keys = idleJobs > 0 ? ["full", "a", "b", "c", "d"] : ["full"];
   const folder = fs.mkdtempSync(join(tmpdir(), "workglow-limit-fleet-"));
   for (const key of keys) fs.mkdirSync(`${folder}/starts/${key}`, { recursive: true });
   const redis = await startRedis();
@@ -59,11 +66,15 @@ export async function runFleet({ mode, jobs, idleJobs, limit, windowMs, jobMs, c
     while (over < total && Date.now() < deadline) await sleep(100);
     // Each job was added by one process; the other processes are workers.
     const scripts = (await redis.scripts()) - total;
+    const cpu = await sum(workers, "cpu");
 
     const ended = (await Promise.all(queues.map((queue) => queue.getJobs(["completed", "failed"], 0, -1)))).flat();
     const ran = fs.readFileSync(`${folder}/ran`, "utf8").trim().split("\n");
     const of = (full) => ended.filter((job) => (job.data.key === "full") === full && job.returnvalue !== null);
     const starts = of(true).map((job) => job.returnvalue.started);
+    const order = of(true)
+      .sort((a, b) => a.returnvalue.started - b.returnvalue.started)
+      .map((job) => Number(job.id));
     const waits = of(false).map((job) => job.returnvalue.started - job.timestamp);
     const most = mostInAnyWindow(
       keys.map((key) => `${folder}/starts/${key}`),
@@ -83,6 +94,9 @@ export async function runFleet({ mode, jobs, idleJobs, limit, windowMs, jobMs, c
       mostDelays: Math.max(...ended.map((job) => job.attemptsStarted - job.attemptsMade)),
       attempts: Math.max(...ended.map((job) => job.attemptsMade)),
       idleWaits: waits.sort((a, b) => a - b),
+      // How many younger jobs started before a job, at most.
+      overtaken: Math.max(...order.map((id, i) => order.slice(0, i).filter((other) => other > id).length)),
+      cpuPerJob: cpu / total,
       idleBegin: Math.min(...of(false).map((job) => job.returnvalue.started)),
       fullEnd: Math.max(...starts),
     };

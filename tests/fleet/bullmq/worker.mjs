@@ -25,25 +25,33 @@ async function run(job, a) {
 /** The earliest time at which a worker asked for a job: `processedOn` is the clock just before, in whole ms. */
 const fetched = (job) => process.hrtime.bigint() - BigInt(Date.now() + 1 - job.processedOn) * 1_000_000n;
 
+/** A job that waits in its worker starts when its place is ready, and not when it asked. */
+const notBefore = (asked, { readyAtHrtime: ready }) => (ready !== null && ready > asked ? ready : asked);
+
+function openLimiter() {
+  const store = new Store(plant ? "memory:" : `sqlite:${folder}/limits.db`);
+  return new RateLimiter(store, "fleet", { maxExecutions: limit, windowSizeInSeconds: windowMs / 1000 });
+}
+
 const modes = {
   /** Ours: a budget for each key. */
   ours() {
-    const store = new Store(plant ? "memory:" : `sqlite:${folder}/limits.db`);
-    const limiter = new RateLimiter(store, "fleet", { maxExecutions: limit, windowSizeInSeconds: windowMs / 1000 });
     const asked = new WeakMap();
     const limited = withLimiter(
-      limiter,
+      openLimiter(),
       (job) => job.data.key,
-      (job, token, signal, permit) => {
-        const [before, ready] = [asked.get(job), permit.readyAtHrtime];
-        return run(job, ready !== null && ready > before ? ready : before);
-      },
+      (job, token, signal, permit) => run(job, notBefore(asked.get(job), permit)),
     );
     const processor = (job, token, signal) => {
       asked.set(job, process.hrtime.bigint());
       return limited(job, token, signal);
     };
     return [new Worker("fleet", processor, { connection, concurrency })];
+  },
+  /** Ours: one budget. The queue is held while it is used up, for which the processor of the worker has to be ours. */
+  held() {
+    const limited = withLimiter(openLimiter(), null, (job, token, signal, permit) => run(job, notBefore(fetched(job), permit)));
+    return [new Worker("fleet", limited, { connection, concurrency })];
   },
   /** BullMQ's limiter: one for the queue. */
   limiter: () => [
@@ -68,7 +76,12 @@ const modes = {
 const workers = modes[mode]();
 for (const worker of workers) worker.on("error", (error) => console.error(error));
 await Promise.all(workers.map((worker) => worker.waitUntilReady()));
-process.on("message", async () => {
+const began = process.cpuUsage();
+process.on("message", async (message) => {
+  if (message === "cpu") {
+    const { user, system } = process.cpuUsage(began);
+    return process.send((user + system) / 1000);
+  }
   await Promise.all(workers.map((worker) => worker.close()));
   process.disconnect();
 });

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
-from ._sending import Body, run
+from ._sending import Body, Routed, changed, run
 from ._tokens import readable
 
 _Transport = TypeVar("_Transport")
@@ -44,6 +44,7 @@ class Exchange:
     def __init__(self, library: Any, request: Any, transport: Any, stream: Callable[[Any, Body], Any]) -> None:
         self.request, self.url = request, str(request.url)
         self._library, self._transport, self._stream = library, transport, stream
+        self._headers: Any = None
 
     def body(self) -> bytes | None:
         try:
@@ -58,6 +59,11 @@ class Exchange:
 
     def can_repeat(self) -> bool:
         return self.body() is not None
+
+    def go(self, to: Routed) -> None:
+        if self._headers is None:
+            self._headers = self.request.headers.copy()
+        self.request.url, self.request.headers = self._library.URL(to.url), changed(self._headers.copy(), to)
 
     def ask_readable(self) -> None:
         headers = self.request.headers

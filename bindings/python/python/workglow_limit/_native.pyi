@@ -25,6 +25,13 @@ _Kind: TypeAlias = Literal[
     "leaky-bucket",
     "fixed-window",
     "sliding-window-counter",
+    "shared-rate",
+    "shared-concurrency",
+    "shared-delay",
+    "shared-evenly-spaced",
+    "shared-token-bucket",
+    "shared-fixed-window",
+    "shared-sliding-window-counter",
 ]
 _Jitter: TypeAlias = Literal["scaled", "full", "equal", "none"]
 
@@ -63,6 +70,7 @@ __all__ = [
     "Snapshot",
     "Stats",
     "Store",
+    "TenantSnapshot",
     "TokenBucketLimiter",
     "Usage",
     "Waiter",
@@ -151,6 +159,15 @@ class Store:
 
     def lift_async(self, name: str, key: str | None = None) -> Coroutine[None, None, None]:
         """As lift, for event loops."""
+
+    def share(self, name: str, key: str, share: int) -> None:
+        """Sets the share of a tenant of a shared limit, such as "500/1m shared", in all processes: 1 to 1000. While
+        tenants wait, one with share 3 gets three starts where one with 1 gets one. It survives restarts, and 1 is the
+        default. The share of a call has precedence.
+        """
+
+    def share_async(self, name: str, key: str, share: int) -> Coroutine[None, None, None]:
+        """As share, for event loops."""
 
     def forget(self, name: str) -> None:
         """Removes the declaration of this name, including operators' policies, so that another kind of limiter can be
@@ -455,7 +472,7 @@ class LimitSnapshot:
     @property
     def kind(self) -> _Kind:
         """The kind of the limit: "rate", "concurrency", "delay", "evenly-spaced", "token-bucket", "leaky-bucket",
-        "fixed-window" or "sliding-window-counter"."""
+        "fixed-window" or "sliding-window-counter"; with "shared-" before it if tenants share the limit."""
 
     @property
     def policy(self) -> str:
@@ -526,6 +543,11 @@ class LimitSnapshot:
         """A KeySnapshot per key, busiest first: at most as many as requested."""
 
     @property
+    def tenants(self) -> tuple[TenantSnapshot, ...]:
+        """A TenantSnapshot per tenant of a shared limit that waits, the next one first, and then per tenant for which a
+        share is kept."""
+
+    @property
     def grants(self) -> GrantSnapshot | None:
         """The server's grants that this process holds. None if no server grants units."""
 
@@ -593,6 +615,26 @@ class KeySnapshot:
     @property
     def stats(self) -> Stats:
         """The counts of the key."""
+
+@final
+class TenantSnapshot:
+    """The state of one tenant of a shared limit."""
+
+    @property
+    def key(self) -> str:
+        """The text of its key with show_keys, if a share is kept for it; otherwise "#" and the id of its key."""
+
+    @property
+    def share(self) -> int:
+        """The share that is kept for it. Calls may have their own."""
+
+    @property
+    def waits(self) -> float | None:
+        """How long its first waiter has waited, in seconds; None if it does not wait."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    __hash__: None  # type: ignore[assignment]
 
 @final
 class ProcessSnapshot:
@@ -807,6 +849,7 @@ class Limiter:
         timeout: _Duration | None = None,
         *,
         priority: int = 0,
+        share: int | None = None,
         place: Permit | str | None = None,
         grace: _Duration | None = None,
     ) -> Permit:
@@ -814,6 +857,10 @@ class Limiter:
         limit), without the GIL, and Ctrl-C interrupts it. Waiters of one process start in the order of their priority
         (lower numbers first), then in the order of their calls. A waiter that is interrupted or times out returns its
         place.
+
+        share is that of the tenant which the key names in a shared limit, such as "500/1m shared": 1 to 1000. While
+        tenants wait, one with share 3 gets three starts where one with 1 gets one. None: the one that Store.share has
+        set, or 1. Other limits ignore it.
 
         place continues the wait of a place from reserve, given as the object or its text, instead of key and weight.
         The place then belongs to this waiter.
@@ -844,6 +891,7 @@ class Limiter:
         timeout: _Duration | None = None,
         *,
         priority: int = 0,
+        share: int | None = None,
         place: Permit | str | None = None,
         grace: _Duration | None = None,
     ) -> Acquisition:
@@ -974,6 +1022,9 @@ class RateLimiter(Limiter):
     the first denial, backoff_multiplier times as long after each further denial, at most max_backoff_delay. An
     admission resets it. jitter spreads a delay b: "scaled" over b to 2 b, "full" over 0 to b, "equal" over b/2 to b,
     "none" not at all.
+
+    shared makes one budget for all keys. Each names a tenant in it, and while tenants wait they start by their shares:
+    see Store.share. All limiters with a store take it, but for LeakyBucketLimiter.
     """
 
     @overload
@@ -989,6 +1040,7 @@ class RateLimiter(Limiter):
         backoff_multiplier: float = 2.0,
         max_backoff_delay: _Duration = 600.0,
         jitter: _Jitter = "scaled",
+        shared: bool = False,
     ) -> Self: ...
     @overload
     def __new__(
@@ -1003,6 +1055,7 @@ class RateLimiter(Limiter):
         backoff_multiplier: float = 2.0,
         max_backoff_delay: _Duration = 600.0,
         jitter: _Jitter = "scaled",
+        shared: bool = False,
     ) -> Self: ...
 
 class ConcurrencyLimiter(Limiter):
@@ -1029,6 +1082,7 @@ class ConcurrencyLimiter(Limiter):
         lease: _Duration | None = None,
         cooldown: _Duration | None = None,
         clock: ManualClock | None = None,
+        shared: bool = False,
     ) -> Self: ...
 
 class DelayLimiter(Limiter):
@@ -1045,6 +1099,7 @@ class DelayLimiter(Limiter):
         store: Store | None = None,
         name: str | None = None,
         clock: ManualClock | None = None,
+        shared: bool = False,
     ) -> Self: ...
 
 class EvenlySpacedRateLimiter(Limiter):
@@ -1068,6 +1123,7 @@ class EvenlySpacedRateLimiter(Limiter):
         store: Store | None = None,
         name: str | None = None,
         clock: ManualClock | None = None,
+        shared: bool = False,
     ) -> Self: ...
 
 class TokenBucketLimiter(Limiter):
@@ -1085,6 +1141,7 @@ class TokenBucketLimiter(Limiter):
         rate: int,
         period: _Duration = 1.0,
         burst: int | None = None,
+        shared: bool = False,
     ) -> Self: ...
 
 class LeakyBucketLimiter(Limiter):
@@ -1118,6 +1175,7 @@ class FixedWindowLimiter(Limiter):
         *,
         max_executions: int,
         window_size_in_seconds: _Duration,
+        shared: bool = False,
     ) -> Self: ...
 
 class SlidingWindowCounterLimiter(Limiter):
@@ -1134,6 +1192,7 @@ class SlidingWindowCounterLimiter(Limiter):
         *,
         max_executions: int,
         window_size_in_seconds: _Duration,
+        shared: bool = False,
     ) -> Self: ...
 
 @disjoint_base

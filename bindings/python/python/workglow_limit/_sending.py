@@ -6,25 +6,28 @@ All code is written once, as coroutines. For a blocking client nothing suspends 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar
 
 from ._budgets import Budgets, Start, Waiting
-from ._derived import Key, Weight
+from ._derived import Key, Weight, refuse
 from ._errors import LimitError, WeightExceedsCapacity
 from ._loops import sleep
-from ._native import CompositeLimiter, Decision, Limiter, Permit
+from ._native import CompositeLimiter, Decision, FirstOfLimiter, Limiter, Permit
 from ._settings import (
     HeedOptions,
     KeyOf,
     Limiters,
     Options,
     RetryingOptions,
+    Route,
+    Routed,
     WeightOf,
     chooser,
     heeding,
     key_of,
+    routed,
     token_parts,
     units_of,
     weight_of,
@@ -33,11 +36,24 @@ from ._settings import (
 from ._tokens import FREE, Reading, estimate
 from .http import in_seconds, requested_wait, status_and_headers
 
-__all__ = ["IN_LOOP", "IN_THREAD", "Body", "Limiters", "Options", "RetryingOptions", "Sender", "acquire_here", "run"]
+__all__ = [
+    "IN_LOOP",
+    "IN_THREAD",
+    "Body",
+    "Limiters",
+    "Options",
+    "RetryingOptions",
+    "Routed",
+    "Sender",
+    "acquire_here",
+    "changed",
+    "run",
+]
 
 R = TypeVar("R")  # A client's request.
 S = TypeVar("S")  # A client's response.
 T = TypeVar("T")
+H = TypeVar("H", bound=MutableMapping[str, Any])  # A client's headers.
 
 #: The statuses with which a server reports that the same request may succeed later.
 _RETRYABLE = 429, 503, 529
@@ -63,6 +79,10 @@ class Exchange(Protocol[R, S]):
 
     def can_repeat(self) -> bool:
         """Returns whether the same request can be sent again."""
+        ...
+
+    def go(self, to: Routed) -> None:
+        """Sends the request, as it came, to another URL with other headers."""
         ...
 
     def ask_readable(self) -> None:
@@ -102,18 +122,21 @@ class Sender(Generic[R]):
         key: KeyOf | None = None,
         weight: WeightOf = 1,
         priority: int = 0,
+        share: int | None = None,
         timeout: float | timedelta | None = None,
         heed: bool | HeedOptions = True,
         retries: int = 0,
         tokens: str | Mapping[str, str] | None = None,
         estimate: Callable[[R], int | Mapping[str, int]] | None = None,
         usage: Callable[[Any, Any], int | Mapping[str, int] | None] | None = None,
+        route: Route | None = None,
     ) -> None:
         self._tokens = token_parts(tokens)
         self._limiter = chooser(limiter, self._tokens)
         self._key = key_of(key)
         self._weight = weight_of(weight)
         self._priority = whole("priority", priority, None)
+        self._share = None if share is None else whole("share", share, 1, 1000)
         self._timeout = None if timeout is None else in_seconds("timeout", timeout)
         self._heeds, self._default, self._longest = heeding(heed)
         self.retries = whole("retries", retries, 0, 100)
@@ -122,6 +145,9 @@ class Sender(Generic[R]):
                 raise TypeError(f"{name} is {function!r}: expected a function, not {type(function).__name__}")
             if function is not None and tokens is None:
                 raise TypeError(f"{name} needs tokens, the part that counts tokens")
+        if route is not None and not callable(route):
+            raise TypeError(f"route is {route!r}: expected a function, not {type(route).__name__}")
+        self._route = route
         self._estimate, self._usage = estimate, usage and _by_kind(usage, self._tokens)
         self.waiting = waiting
         self._budgets = Budgets(waiting, self._tokens)
@@ -154,7 +180,12 @@ class Sender(Generic[R]):
         if start is not None:
             body.permit, body.tokens = await self._acquire(start), start.tokens
         try:
-            watched = await self._budgets.watch(start) if start is not None and self._heeds else None
+            # Before anything is sent. A retry may go elsewhere.
+            if self._route is not None and body.permit is not None and (chosen := body.permit.chosen) is not None:
+                exchange.go(routed(self._route(chosen), exchange.url))
+            watched = None
+            if self._heeds and start is not None and body.permit is not None:
+                watched = await self._budgets.watch(_used(start, body.permit))
         except BaseException:
             await body.fail(True)
             raise
@@ -220,10 +251,15 @@ class Sender(Generic[R]):
         if not self._tokens:
             return Start(limiter, key, weight, {})
         units = self._reserved(exchange)
-        if not any(units.values()):
+        # (Of alternatives, whose other parts are not known before one is chosen, it takes one token.)
+        if not any(units.values()) and not isinstance(limiter, FirstOfLimiter):
             return self._without_tokens(limiter, key, weight)
         reserved = {part: max(units[kind], 1) for kind, part in self._tokens.items()}
         if not isinstance(weight, Mapping):
+            if weight > 1 and isinstance(limiter, FirstOfLimiter):
+                raise refuse(
+                    "weight", weight, "a mapping of the alternatives' parts to weights, because tokens is given"
+                )
             weight = dict.fromkeys(limiter.parts, weight) if weight > 1 else {}
         return Start(limiter, key, {**weight, **reserved}, self._tokens)
 
@@ -253,7 +289,7 @@ class Sender(Generic[R]):
         """Waits for the start. An estimate that exceeds the capacity of a part takes all of it."""
         limiter, key, weight, tokens = start
         try:
-            return await self.waiting.acquire(limiter, key, weight, self._timeout, self._priority)
+            return await self.waiting.acquire(limiter, key, weight, self._timeout, self._priority, self._share)
         except WeightExceedsCapacity:
             if not isinstance(weight, Mapping):
                 raise
@@ -264,7 +300,24 @@ class Sender(Generic[R]):
                     fitting[name] = weight[name] if most is None else min(weight[name], most)
             if fitting == weight:
                 raise
-        return await self.waiting.acquire(limiter, key, fitting, self._timeout, self._priority)
+        return await self.waiting.acquire(limiter, key, fitting, self._timeout, self._priority, self._share)
+
+
+def _used(start: Start, permit: Permit) -> Start:
+    """Returns the start as that of the alternative that was chosen, whose server counts it."""
+    chosen = permit.chosen if isinstance(start.limiter, FirstOfLimiter) else None
+    return start._replace(limiter=chosen) if isinstance(chosen, Limiter) else start
+
+
+def changed(headers: H, to: Routed) -> H:
+    """Returns the headers of a request that goes elsewhere."""
+    for name in to.without:
+        if name in headers:
+            del headers[name]
+    if to.host is not None and "host" in headers:  # Others write it when they send.
+        headers["host"] = to.host
+    headers.update(to.headers)
+    return headers
 
 
 def _by_kind(
@@ -334,16 +387,20 @@ class Body:
             await (self._waiting.cancel(permit) if was_never_sent else self._waiting.complete(permit))
 
 
-def acquire_here(limiter: Limiter, key: Key, weight: Weight, timeout: float | None, priority: int) -> Permit:
+def acquire_here(
+    limiter: Limiter, key: Key, weight: Weight, timeout: float | None, priority: int, share: int | None
+) -> Permit:
     """Acquires, outside a coroutine: there acquire refuses to block a loop, as a program has chosen with its client."""
-    return limiter.acquire(key, weight, timeout, priority=priority)
+    return limiter.acquire(key, weight, timeout, priority=priority, share=share)
 
 
 class _InThread:
     """Blocks the thread, without the GIL."""
 
-    async def acquire(self, limiter: Limiter, key: Key, weight: Weight, timeout: float | None, priority: int) -> Permit:
-        return acquire_here(limiter, key, weight, timeout, priority)
+    async def acquire(
+        self, limiter: Limiter, key: Key, weight: Weight, timeout: float | None, priority: int, share: int | None
+    ) -> Permit:
+        return acquire_here(limiter, key, weight, timeout, priority, share)
 
     async def peek(self, limiter: Limiter, key: str | None) -> Decision:
         return limiter.peek(key, 0)
@@ -374,8 +431,10 @@ class _InThread:
 class _InLoop:
     """Waits in an event loop."""
 
-    async def acquire(self, limiter: Limiter, key: Key, weight: Weight, timeout: float | None, priority: int) -> Permit:
-        return await limiter.acquire_async(key, weight, timeout, priority=priority)
+    async def acquire(
+        self, limiter: Limiter, key: Key, weight: Weight, timeout: float | None, priority: int, share: int | None
+    ) -> Permit:
+        return await limiter.acquire_async(key, weight, timeout, priority=priority, share=share)
 
     async def peek(self, limiter: Limiter, key: str | None) -> Decision:
         return await limiter.peek_async(key, 0)

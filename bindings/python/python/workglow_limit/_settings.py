@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, TypeAlias, TypedDict, TypeVar, cast
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, TypeVar, cast
+from urllib.parse import urlsplit, urlunsplit
 
 from ._derived import Key, Weight, each_part, is_mapping, key_text, refuse
-from ._native import Limiter
+from ._native import FirstOfLimiter, Limiter
 from ._tokens import KINDS
 from .http import in_seconds
+
+if TYPE_CHECKING:
+    from typing_extensions import Required
 
 T = TypeVar("T")
 
@@ -29,12 +32,24 @@ class HeedOptions(TypedDict, total=False):
     longest: float | timedelta
 
 
+class Destination(TypedDict, total=False):
+    """Where the requests of one alternative go, and the headers that replace the request's."""
+
+    base_url: Required[str]
+    headers: Mapping[str, str]
+
+
+#: A function of the alternative that was chosen. It returns where the request goes; None: where it would go without it.
+Route: TypeAlias = Callable[[Any], "str | Destination | None"]
+
+
 class Options(TypedDict, total=False):
     """The options of all clients. Functions get the client's request; usage gets a JSON value and the response."""
 
     key: KeyOf | None
     weight: WeightOf
     priority: int
+    share: int | None
     timeout: float | timedelta | None
     heed: bool | HeedOptions
     tokens: str | Mapping[str, str] | None
@@ -46,6 +61,7 @@ class RetryingOptions(Options, total=False):
     """The options of clients that do not retry themselves."""
 
     retries: int
+    route: Route | None
 
 
 def chooser(limiter: object, tokens: Mapping[str, str]) -> Callable[[Any, str], Limiter | None]:
@@ -56,7 +72,8 @@ def chooser(limiter: object, tokens: Mapping[str, str]) -> Callable[[Any, str], 
         if not isinstance(value, Limiter):
             raise TypeError(f"{parameter} is {value!r}: expected a limiter, not {type(value).__name__}")
         parts = value.parts if tokens else {}
-        for part in tokens.values():
+        # (Those of alternatives are not listed. A start with a part that one does not have is an error.)
+        for part in () if isinstance(value, FirstOfLimiter) else tokens.values():
             if part not in parts:
                 known = ", ".join(parts) or "it has none"
                 raise refuse("tokens", part, f'a part of {parameter} "{value.name}": {known}')
@@ -103,6 +120,47 @@ def _host_and_port(url: str) -> tuple[str, str]:
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
     return host, f"{host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
+
+
+#: What one server's client has to prove itself with, and another server must not get.
+_CREDENTIALS = "authorization", "proxy-authorization", "cookie", "x-api-key", "api-key", "x-goog-api-key"
+
+
+class Routed(NamedTuple):
+    """Where a request goes: its URL, its host if that is another one, and the headers to remove and to set."""
+
+    url: str
+    host: str | None
+    without: tuple[str, ...]
+    headers: Mapping[str, str]
+
+
+def routed(to: object, url: str) -> Routed:
+    """Returns where a request with this URL goes, by what `route` returned for its alternative."""
+    if to is None:
+        return Routed(url, None, (), {})
+    given: Mapping[object, object] = (
+        cast("Mapping[object, object]", to) if isinstance(to, Mapping) else {"base_url": to}
+    )
+    expected = 'a base URL such as "https://api.example.com", or a mapping with base_url and headers'
+    base, headers = given.get("base_url"), given.get("headers", {})
+    if not isinstance(base, str) or not isinstance(headers, Mapping) or given.keys() - {"base_url", "headers"}:
+        raise TypeError(f"what route returned is {to!r}: expected {expected}, not {type(to).__name__}")
+    fields = cast("Mapping[object, object]", headers)
+    for name, value in fields.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"a header that route returned is {name!r}: {value!r}: expected a name and a text")
+    to_base, own = urlsplit(base), urlsplit(url)
+    if to_base.scheme not in ("http", "https") or not to_base.hostname or "@" in to_base.netloc or to_base.query:
+        raise refuse("the base URL that route returned", base, expected)
+    path = to_base.path.rstrip("/") + (own.path or "/")
+    there = urlunsplit((to_base.scheme, to_base.netloc, path, own.query, ""))
+    without = () if _origin(there) == _origin(url) else _CREDENTIALS
+    return Routed(there, to_base.netloc, without, cast("Mapping[str, str]", fields))
+
+
+def _origin(url: str) -> tuple[str, str]:
+    return urlsplit(url).scheme, _host_and_port(url)[1]
 
 
 def heeding(heed: object) -> tuple[bool, float, float]:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 from aiohttp.payload import BytesPayload
+from yarl import URL
 
 from ._derived import check_options
-from ._sending import IN_LOOP, Body, RetryingOptions, Sender
+from ._sending import IN_LOOP, Body, RetryingOptions, Routed, Sender, changed
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -56,6 +57,7 @@ class _Exchange:
 
     def __init__(self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> None:
         self.request, self.url, self._handler = request, str(request.url), handler
+        self._headers = request.headers.copy()
 
     def body(self) -> bytes | str | None:
         body = self.request.body
@@ -66,6 +68,9 @@ class _Exchange:
 
     def can_repeat(self) -> bool:
         return isinstance(self.request.body, (bytes, BytesPayload))
+
+    def go(self, to: Routed) -> None:
+        self.request.url, self.request.headers = URL(to.url, encoded=True), changed(self._headers.copy(), to)
 
     def ask_readable(self) -> None:
         pass  # aiohttp decodes the body.

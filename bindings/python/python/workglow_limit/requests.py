@@ -17,7 +17,7 @@ from requests.adapters import HTTPAdapter
 from requests.exceptions import ConnectTimeout, InvalidHeader, InvalidURL, ProxyError
 
 from ._derived import check_options
-from ._sending import IN_THREAD, Body, RetryingOptions, Sender, run
+from ._sending import IN_THREAD, Body, RetryingOptions, Routed, Sender, changed, run
 from .urllib3 import content, was_never_sent, watch
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class _Exchange:
 
     def __init__(self, request: requests.PreparedRequest, send: partial[requests.Response]) -> None:
         self.request, self.url, self._send = request, request.url or "", send
+        self._headers = request.headers
 
     def body(self) -> bytes | str | None:
         body = self.request.body
@@ -74,6 +75,9 @@ class _Exchange:
 
     def can_repeat(self) -> bool:
         return self.request.body is None or self.body() is not None
+
+    def go(self, to: Routed) -> None:
+        self.request.url, self.request.headers = to.url, changed(self._headers.copy(), to)
 
     def ask_readable(self) -> None:
         pass  # urllib3 decodes the body.

@@ -33,7 +33,7 @@ from urllib3.util import Retry
 from urllib3.util.request import set_file_position
 
 from ._derived import check_options
-from ._sending import IN_THREAD, Body, Options, Sender, run
+from ._sending import IN_THREAD, Body, Options, Routed, Sender, run
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -139,6 +139,9 @@ class _Exchange:
 
     def can_repeat(self) -> bool:
         return False  # The pool retries.
+
+    def go(self, to: Routed) -> None:
+        raise AssertionError("it belongs to the pool of one host: there is no option route")
 
     def ask_readable(self) -> None:
         pass  # urllib3 decodes the body.

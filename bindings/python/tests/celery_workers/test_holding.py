@@ -76,6 +76,26 @@ def test_a_completion_starts_the_next_task(site):
     assert fences == sorted(set(fences))
 
 
+def test_alternatives_take_what_each_allows_and_the_task_knows_which(site):
+    for number in range(7):
+        site.send("chosen", f"chosen-{number}")
+    site.until(lambda: len(site.started("chosen")) == 5)
+    site.passed_by("chosen")
+
+    def counts():
+        names = [line["chosen"] for line in site.started("chosen")]
+        return names.count("first"), names.count("second")
+
+    assert counts() == (2, 3)
+    # Two are held. More units at one provider start them there, and charge nothing at the other.
+    site.store.override("second/rate", "9/1h")
+    site.until(lambda: len(site.started("chosen")) == 7)
+    assert counts() == (2, 5)
+    assert len(set(site.tags("chosen"))) == 7
+    assert [site.store.limiter(name).peek("chosen").remaining for name in ("first", "second/rate")] == [0, 9 - 5]
+    site.until(lambda: site.store.limiter("second/concurrency").peek("chosen").remaining == 4)
+
+
 def test_a_pause_holds_all_tasks(site):
     limiter = site.limiter("work.again")
     over = time.monotonic() + 2

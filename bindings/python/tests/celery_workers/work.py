@@ -8,6 +8,7 @@ from pathlib import Path
 
 import kombu_more  # noqa: F401
 from celery import Celery, shared_task
+from workglow_limit import FirstOfLimiter, Store
 from workglow_limit.celery import Limited, current_permit, install
 
 FOLDER = Path(os.environ["WORK_FOLDER"])
@@ -54,6 +55,11 @@ def shared(tag):
 install(app, os.environ["WORK_STORE"])
 
 
+store = Store(os.environ["WORK_STORE"])
+#: Their windows are longer than a test.
+providers = FirstOfLimiter([store.limiter("first", "2/1h"), store.limiter("second", "3/1h + 4 concurrent")])
+
+
 def started(tag, **more):
     """Records the start of a task as one line, with a single append."""
     permit = current_permit()
@@ -83,6 +89,12 @@ def busy(tag, until):
 @app.task(limit="1/1h", limit_key=group)
 def hourly(tag):
     started(tag)
+
+
+@app.task(limit=providers, limit_key=group, limit_weight="units")
+def chosen(tag, units=1):
+    """Does its work at one of several providers."""
+    started(tag, chosen=current_permit().chosen.name)
 
 
 @app.task

@@ -634,6 +634,8 @@ WRONG = [
     (TypeError, {"weight": 1.5}, "weight is 1.5: expected a whole number, not float"),
     (TypeError, {"weight": True}, "weight is True: expected a whole number, not bool"),
     (TypeError, {"priority": "low"}, "priority is 'low': expected a whole number, not str"),
+    (TypeError, {"share": 1.5}, "share is 1.5: expected a whole number, not float"),
+    (InvalidArgument, {"share": 0}, "share is 0: expected a whole number from 1 to 1000"),
     (InvalidArgument, {"timeout": -1}, "timeout is -1: expected 0 s to 366 days"),
     (TypeError, {"timeout": "5s"}, "timeout is '5s': expected seconds as a number, or a timedelta, not str"),
     (TypeError, {"heed": 5}, "heed is 5: expected True, False, or a mapping with default and longest, not int"),
@@ -643,7 +645,7 @@ WRONG = [
     (TypeError, {"limiter": "llm", "usage": 5, "tokens": "tokens"}, "usage is 5: expected a function, not int"),
     (TypeError, {"usage": len}, "usage needs tokens, the part that counts tokens"),
     (TypeError, {"estimate": len}, "estimate needs tokens, the part that counts tokens"),
-    (TypeError, {"wieght": 1}, r"\w+\(\) got an unexpected keyword argument 'wieght': expected (.*, )?key, weight, priority, timeout, heed, tokens.*"),
+    (TypeError, {"wieght": 1}, r"\w+\(\) got an unexpected keyword argument 'wieght': expected (.*, )?key, weight, priority, share, timeout, heed, tokens.*"),
 ]  # fmt: skip
 RETRIES = [
     (InvalidArgument, {"retries": -1}, "retries is -1: expected a whole number from 0 to 100"),
@@ -722,19 +724,19 @@ def test_results_of_functions_are_checked_before_sending(client, server, given, 
     assert used(llm) == 0 and not server.arrivals
 
 
-OPTIONS = "key, weight, priority, timeout, heed, tokens, estimate, usage"
+OPTIONS = "key, weight, priority, share, timeout, heed, tokens, estimate, usage"
 ACCEPTED = [
-    (LimitedTransport, "LimitedTransport", f"transport, {OPTIONS}, retries"),
-    (AsyncLimitedTransport, "AsyncLimitedTransport", f"transport, {OPTIONS}, retries"),
-    (workglow_limit.httpx2.LimitedTransport, "LimitedTransport", f"transport, {OPTIONS}, retries"),
-    (workglow_limit.httpx2.AsyncLimitedTransport, "AsyncLimitedTransport", f"transport, {OPTIONS}, retries"),
+    (LimitedTransport, "LimitedTransport", f"transport, {OPTIONS}, retries, route"),
+    (AsyncLimitedTransport, "AsyncLimitedTransport", f"transport, {OPTIONS}, retries, route"),
+    (workglow_limit.httpx2.LimitedTransport, "LimitedTransport", f"transport, {OPTIONS}, retries, route"),
+    (workglow_limit.httpx2.AsyncLimitedTransport, "AsyncLimitedTransport", f"transport, {OPTIONS}, retries, route"),
     (
         lambda *args, **options: workglow_limit.httpx.limited(httpx.Client(), *args, **options),
         "limited",
-        f"{OPTIONS}, retries",
+        f"{OPTIONS}, retries, route",
     ),
-    (LimitedMiddleware, "LimitedMiddleware", f"{OPTIONS}, retries"),
-    (LimitedAdapter, "LimitedAdapter", f"pool_connections, pool_maxsize, pool_block, {OPTIONS}, retries"),
+    (LimitedMiddleware, "LimitedMiddleware", f"{OPTIONS}, retries, route"),
+    (LimitedAdapter, "LimitedAdapter", f"pool_connections, pool_maxsize, pool_block, {OPTIONS}, retries, route"),
     (
         lambda *args, **options: workglow_limit.urllib3.limited(urllib3.PoolManager(), *args, **options),
         "limited",

@@ -141,6 +141,7 @@ export class Panel {
       counters: make("dl.counters"),
       beside: make("div.scroll"),
       keys: make("div.scroll"),
+      tenants: make("div.scroll"),
       processes: make("div.scroll"),
       store: make("dl.counters"),
     });
@@ -168,6 +169,7 @@ export class Panel {
       block("Waits", parts.waits),
       block("Counters", parts.counters),
       (parts.keyBlock = block("Busiest keys", parts.keys)),
+      (parts.tenantBlock = block("Tenants", parts.tenants)),
       (parts.processBlock = block("Processes on this machine", parts.processes)),
       block("Store", parts.store),
     );
@@ -253,6 +255,17 @@ export class Panel {
             brief(key.stats.denied),
           ];
         }),
+      ),
+    );
+    parts.tenantBlock.hidden = !seen.tenants.length;
+    parts.tenants.replaceChildren(
+      this.#table(
+        ["Tenant, the next first", "#Share", "#Waits"],
+        seen.tenants.map((tenant) => [
+          make("span.cut.mono", { title: tenant.key }, tenant.key),
+          String(tenant.share),
+          tenant.waits === null ? "–" : time(tenant.waits),
+        ]),
       ),
     );
     const { summary } = look;

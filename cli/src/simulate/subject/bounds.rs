@@ -9,6 +9,8 @@ pub struct Bound {
     /// The index of the part among those of the policy.
     pub part: usize,
     pub guarantee: Guarantee,
+    /// Whether all keys have one budget.
+    is_shared: bool,
     /// The most units of a key that were counted.
     pub most: u64,
     /// The heaviest start.
@@ -27,8 +29,8 @@ struct Use {
 }
 
 impl Bound {
-    pub fn new(part: usize, guarantee: Guarantee) -> Bound {
-        Bound { part, guarantee, most: 0, heaviest: 0, of_key: ByKey::default() }
+    pub fn new(part: usize, is_shared: bool, guarantee: Guarantee) -> Bound {
+        Bound { part, guarantee, is_shared, most: 0, heaviest: 0, of_key: ByKey::default() }
     }
 
     /// The units that may run at once, and the time after which a start ends automatically, if this is such a bound.
@@ -50,9 +52,14 @@ impl Bound {
         u64::try_from(time).unwrap_or(u64::MAX)
     }
 
+    /// The key whose budget a start with this one takes.
+    fn budget_of(&self, key: u32) -> u32 {
+        if self.is_shared { 0 } else { key }
+    }
+
     /// Whether a start with this charge has to wait until another one ends.
     pub fn is_full(&self, key: u32, weight: u64) -> bool {
-        let running = || self.of_key.get(&key).map_or(0, |of| of.running);
+        let running = || self.of_key.get(&self.budget_of(key)).map_or(0, |of| of.running);
         self.at_once().is_some_and(|(most, _)| running() + weight > most)
     }
 
@@ -60,7 +67,7 @@ impl Bound {
     pub fn start(&mut self, key: u32, weight: u64, at: u64, duration: Option<u64>) {
         self.heaviest = self.heaviest.max(weight);
         let is_at_once = self.at_once().is_some();
-        let of = self.of_key.entry(key).or_default();
+        let of = self.of_key.entry(self.budget_of(key)).or_default();
         of.units += weight;
         of.ran += u128::from(weight) * u128::from(duration.unwrap_or(0));
         let units = match is_at_once {
@@ -75,6 +82,7 @@ impl Bound {
 
     /// Counts the end of a start that ran.
     pub fn end(&mut self, key: u32, weight: u64) {
+        let key = self.budget_of(key);
         if let Some(of) = self.of_key.get_mut(&key) {
             of.running -= weight;
         }

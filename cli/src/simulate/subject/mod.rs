@@ -177,7 +177,8 @@ impl<'t> Subject<'t> {
         let policies = parse_parts(text)?;
         let policy = policies.iter().map(NamedPolicy::to_string).collect::<Vec<_>>().join(" + ");
         let of_part = |(part, policy): (usize, &NamedPolicy)| {
-            Guarantee::all_of(policy).into_iter().map(move |guarantee| Bound::new(part, guarantee))
+            let is_shared = policy.is_shared();
+            Guarantee::all_of(policy).into_iter().map(move |guarantee| Bound::new(part, is_shared, guarantee))
         };
         let bounds: Vec<Bound> = policies.iter().enumerate().flat_map(of_part).collect();
         let clock = ManualClock::new();

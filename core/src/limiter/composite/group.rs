@@ -31,6 +31,8 @@ pub(in crate::limiter) struct Group {
     takes_all: bool,
     /// Whether its permits have to say which alternative was chosen.
     chooses: AtomicBool,
+    /// Whether a start takes units of a limit that tenants share.
+    has_shared: AtomicBool,
     /// Set if the children were refused.
     refused: Option<Error>,
 }
@@ -61,6 +63,7 @@ impl Group {
             above: AtomicUsize::new(0),
             takes_all,
             chooses: AtomicBool::new(!takes_all),
+            has_shared: AtomicBool::new(false),
             refused: None,
         };
         group.refused = check_names(&[], &given).and_then(|()| group.fits(0, &[], &children)).err();
@@ -88,6 +91,7 @@ impl Group {
         let above = self.above.load(Relaxed) + 1;
         children.iter().for_each(|child| child.lower(above));
         self.chooses.fetch_or(children.iter().any(|child| child.chooses()), Relaxed);
+        self.has_shared.fetch_or(self.takes_all && children.iter().any(|child| child.is_shared()), Relaxed);
         let named = names.into_iter().zip(&children);
         let names = named.map(|(name, child)| name.unwrap_or_else(|| name_of(&self.base.name, child.name())));
         self.extend(names.collect(), children);
@@ -110,6 +114,11 @@ impl Group {
                 }
             }
         }
+    }
+
+    /// Returns whether a start takes units of a limit that tenants share.
+    pub fn has_shared(&self) -> bool {
+        self.has_shared.load(Relaxed)
     }
 
     pub fn children(&self) -> Result<&[Child]> {
@@ -425,6 +434,10 @@ macro_rules! behind_group {
             #[inline(always)]
             fn base(&self) -> &$crate::limiter::internal::Base {
                 &self.group.base
+            }
+
+            fn is_shared(&self) -> bool {
+                self.group.has_shared()
             }
 
             fn list_limits(&self, all: &mut Vec<(usize, std::sync::Arc<str>)>) {

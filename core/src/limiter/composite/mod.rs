@@ -4,10 +4,11 @@ pub(super) mod group;
 mod joint;
 pub(super) mod out;
 mod places;
+mod shared;
 pub(super) mod text;
 
 use super::internal::{Awaited, Behind, Nested, OwnedCharge, Quiet, When};
-use super::line::{Claim, Terms};
+use super::line::{Ahead, Claim, First, LineTurn, Shown, Terms};
 use super::{Attempt, Limiter, Places, Presented, Reserved};
 use crate::charges::{Charge, JointKey, Split};
 use crate::decision::Decision;
@@ -18,6 +19,7 @@ use crate::waiting::MayWait;
 use group::{Group, behind_group, end_all, nested_in_group};
 use out::{Out, Part, State};
 use places::ROUNDS;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -146,6 +148,10 @@ impl CompositeLimiter {
     /// Claims one child after the other. If one denies because another caller was faster, those before it get their
     /// units back. Returns the child that denied, or a permit.
     fn take_all(&self, charges: &Split) -> Result<Result<RawPermit, (usize, &Child, Duration)>> {
+        if self.group.has_shared() {
+            let taken = self.take_in_turn(charges, None)?;
+            return Ok(taken.map_err(|(i, child, denial)| (i, child, shared::after(&denial))));
+        }
         let children = self.group.children()?;
         let mut parts: Vec<Part> = Vec::with_capacity(children.len());
         for (i, child) in children.iter().enumerate() {
@@ -289,7 +295,7 @@ impl Limiter for CompositeLimiter {
 
 impl Places for CompositeLimiter {
     fn has_places(&self) -> bool {
-        self.group.all().iter().any(|child| child.has_places())
+        !self.group.has_shared() && self.group.all().iter().any(|child| child.has_places())
     }
 
     fn cancel_place(&self, place: &RawPermit) -> Result<()> {
@@ -447,11 +453,57 @@ impl Awaited for CompositeLimiter {
     }
 
     fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim> {
-        self.do_claim((key, weight), terms)
+        match self.group.has_shared() {
+            true => self.claim_in_turn((key, weight), terms),
+            false => self.do_claim((key, weight), terms),
+        }
+    }
+
+    fn read_bell(&self, key: &str) -> Option<u64> {
+        self.at_shared_part(key, |child, key| child.read_bell(key))
+    }
+
+    fn sleep_on_bell(&self, key: &str, seen: u64, nap: Duration, calls: u32) {
+        let sleep = |child: &Child, key: &str| {
+            child.sleep_on_bell(key, seen, nap, calls);
+            Some(())
+        };
+        self.at_shared_part(key, sleep);
+    }
+
+    fn line_up(&self, key: &str, first: First, shown: &Cell<Shown>) -> Result<Option<LineTurn>> {
+        self.do_line_up(key, first, shown)
+    }
+
+    fn show_next(&self, first: Option<First>, shown: &Cell<Shown>) {
+        self.shared_part().into_iter().for_each(|(_, child)| child.show_next(first, shown));
+    }
+
+    fn next_line(&self) -> Option<usize> {
+        self.shared_part().and_then(|(_, child)| child.next_line())
+    }
+
+    fn counts_places(&self) -> bool {
+        self.group.all().iter().all(|child| child.counts_places() || !child.has_places())
+    }
+
+    fn returned(&self) -> u64 {
+        self.group.all().iter().map(|child| child.returned()).sum()
+    }
+
+    fn return_promises(&self, key: &str) {
+        let _ = self.group.each_key(key, |child, key| {
+            child.return_promises(key);
+            Ok(())
+        });
     }
 
     fn start(&self, place: &RawPermit) -> Result<Presented> {
         self.present_in(place, ROUNDS)
+    }
+
+    fn look_ahead(&self, place: &RawPermit) -> Result<Option<Ahead>> {
+        self.do_look_ahead(place)
     }
 
     fn soonest(&self, key: &str, units: u64) -> Duration {

@@ -10,18 +10,24 @@
 //! 2. The places are presented. A place that must be exchanged (it became late, or was overtaken by a gate or another
 //!    policy) cancels what was claimed and started, and the start waits for the new place.
 //!
-//! So a waiter holds only places while it waits, at most one of them in the future. Starts with the same charges share a
-//! line, and one of them waits for the second child at a time, so a turn that is kept is used: without that, a place in a
-//! long queue would be lost to a moment without units in a short one. Joint starts with other keys are in other lines. When
-//! they kept turns, too, waiters that held places at each other's next child let all of them pass. So they hold one place
-//! and nothing elsewhere. If a child without places denies, or one whose queue is full, the place is kept: what it waits
-//! for ends without it. A place that became late counts for one window, as a start would.
+//! So a waiter holds only places while it waits. Starts with the same charges share a line, and one of them waits for the
+//! second child at a time, so a turn that is kept is used: without that, a place in a long queue would be lost to a moment
+//! without units in a short one. Joint starts with other keys are in other lines. When they kept turns, too, waiters that
+//! held places at each other's next child let all of them pass; and when they held one place alone, those who came from one
+//! child found the other taken ahead, and the reverse. So joint starts keep no turn, and **look ahead**:
+//!
+//! 3. A waiter with a place that is ready in `t` takes one at another child, for the same moment, as soon as the queue
+//!    there is about `t` long: it would be denied, and its place there delays nobody who came before. If the queue is longer
+//!    by more than a grace, that child is the slowest now, and the place there is the only one, until the waiter looks again.
+//! 4. It looks again when half of the difference is over: some ten times in a wait, however long.
+//!
+//! So places at several children are ready at the same moment, and their turns are used. If a child without places denies, or
+//! one whose queue is full, the place is kept: what it waits for ends without it. A place that became late counts for one
+//! window, as a start would.
 //!
 //! Starts that charge the same keys share a line, which presents the place of its first waiter, so within it none is
-//! passed. Lines with other keys have an order only at one child: that of its places. If they share one child, and each
-//! has the others to itself, a waiter gives up its turn there at most once, for a place at one of its own, whose units
-//! nobody else takes until it starts. If they share several children, it is not determined which of them is first,
-//! and many such lines, as of many processes, may still take turns from each other that none of them uses.
+//! passed. Lines with other keys have an order only at one child: that of its places. If they share several children, it is
+//! not determined which of them is first.
 
 use super::group::end_all;
 use super::out::{Out, Part, State, Wish};
@@ -30,9 +36,10 @@ use crate::charges::Split;
 use crate::decision::LOOK_AGAIN;
 use crate::error::Result;
 use crate::limiter::internal::When;
-use crate::limiter::line::{Claim, Terms, claim_by_calls};
+use crate::limiter::line::{Ahead, Claim, Terms, claim_by_calls};
 use crate::limiter::{Attempt, Presented, Reserved, unsupported};
-use crate::permit::RawPermit;
+use crate::permit::{Kind, RawPermit};
+use crate::time::from_ticks;
 use crate::waiting::MayWait;
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,6 +56,14 @@ struct Presentation<'a> {
     charges: Split<'a>,
     /// Its places; after the start, its permits.
     held: &'a mut Vec<Part>,
+}
+
+/// The result of looking ahead.
+enum Seen {
+    /// Its last place is at a child that is slower than the others.
+    Slower,
+    /// The time after which to look again.
+    Again(Option<Duration>),
 }
 
 impl<'a> Presentation<'a> {
@@ -76,10 +91,72 @@ impl<'a> Presentation<'a> {
                     for i in late {
                         self.present_one(i)?;
                     }
+                    self.keep_slowest()?;
                 }
             }
         }
         Ok(Some(self.after()))
+    }
+
+    fn is_joint(&self) -> bool {
+        !self.charges.named.is_empty()
+    }
+
+    /// Takes places at the children that will deny when its own is ready. Returns how long not to look again; `None`: it
+    /// need not.
+    fn look_ahead(&mut self) -> Result<Option<Duration>> {
+        for _ in 0..self.children.len() {
+            match self.look_ahead_once()? {
+                // (3)
+                Seen::Slower => self.keep_slowest()?,
+                Seen::Again(after) => return Ok(after),
+            }
+        }
+        Ok(Some(self.after() / 2))
+    }
+
+    fn look_ahead_once(&mut self) -> Result<Seen> {
+        let (left, near) = (self.after(), self.tolerance());
+        let mut again: Option<Duration> = None;
+        for (i, child) in self.others().into_iter().filter(|(_, child)| child.has_places()) {
+            let (key, weight) = self.charges.at(i);
+            let queue = child.quiet_peek(key, weight)?.retry_after;
+            let early = left.saturating_sub(queue);
+            if queue.is_zero() || early > near {
+                // (4)
+                again = again.into_iter().chain((early > near).then_some(early / 2)).min();
+                continue;
+            }
+            let when = When { delay: left, max_wait: None, grace: self.wish.grace, is_waiter: true };
+            // (One whose queue is full is asked at the start.)
+            if let Reserved::Place { place, after } = child.quiet_reserve(key, weight, when)? {
+                self.held.push(Part { child: i, permit: place });
+                if after > left.saturating_add(near) {
+                    return Ok(Seen::Slower);
+                }
+            }
+        }
+        Ok(Seen::Again(again))
+    }
+
+    /// Returns by how much its places may be ready at different moments: half of the shortest grace.
+    fn tolerance(&self) -> Duration {
+        let grace = |part: &Part| match part.permit.kind() {
+            Some(Kind::Timed(place)) => from_ticks(place.stamp.saturating_sub(place.ready)),
+            _ => Duration::ZERO,
+        };
+        self.held.iter().map(grace).min().unwrap_or_default() / 2
+    }
+
+    /// Gives the places of a joint start back that are ready much sooner than its last one: they would be late.
+    fn keep_slowest(&mut self) -> Result<()> {
+        let (last, near) = (self.after(), self.tolerance());
+        let is_joint = self.is_joint();
+        let ready = |part: &Part| self.children[part.child].ready_in(&part.permit).unwrap_or_default();
+        let (kept, sooner) = self.held.iter().partition(|part| !is_joint || ready(part).saturating_add(near) >= last);
+        let sooner: Vec<Part> = sooner;
+        *self.held = kept;
+        MayWait::to_undo(|| end_all(self.children, &sooner, |child, place| child.cancel_place(place)))
     }
 
     /// Returns the time until all of its places are ready.
@@ -133,10 +210,8 @@ impl<'a> Presentation<'a> {
             let when = When { delay: Duration::ZERO, max_wait: None, grace: self.wish.grace, is_waiter: true };
             match child.quiet_reserve(key, weight, when)? {
                 Reserved::Place { place, after } => {
-                    let is_joint = !self.charges.named.is_empty();
-                    let others = if is_joint { std::mem::take(self.held) } else { Vec::new() };
                     self.held.push(Part { child: i, permit: place });
-                    MayWait::to_undo(|| end_all(self.children, &others, |child, place| child.cancel_place(place)))?;
+                    self.keep_slowest()?;
                     after
                 }
                 // The queue is full: it has the turn, until a caller in the queue has started.
@@ -170,7 +245,8 @@ impl<'a> Presentation<'a> {
                 back.extend(claimed);
                 let given_back =
                     MayWait::to_undo(|| end_all(self.children, &back, |child, permit| child.cancel(permit)));
-                return started.and(given_back.map(|()| false));
+                let kept = started.and(given_back).and_then(|()| self.keep_slowest());
+                return kept.map(|()| false);
             }
         }
         self.held.extend(claimed);
@@ -181,6 +257,9 @@ impl<'a> Presentation<'a> {
 impl CompositeLimiter {
     /// Takes a place at the slowest of the request's children.
     fn reserve_for(&self, wish: Wish, when: When) -> Result<Reserved> {
+        if self.group.has_shared() {
+            return unsupported("reserve", "a composite with a part that tenants share: its starts are in their turn");
+        }
         let children = &self.group.children()?[..wish.children];
         let charges = self.group.split(&wish.key, wish.weight)?;
         let mut slowest = None;
@@ -221,13 +300,31 @@ impl CompositeLimiter {
         if let Some(error) = self.closed_store() {
             return Err(error);
         }
+        self.present_by(place, |turn| turn.present(rounds))
+    }
+
+    fn present_by(
+        &self,
+        place: &RawPermit,
+        present: impl FnOnce(&mut Presentation) -> Result<Option<Duration>>,
+    ) -> Result<Presented> {
         let again = |wish, when| self.reserve_for(wish, when);
         self.group.present(place, again, |wish, held| {
             let charges = self.group.split(&wish.key, wish.weight)?;
             let children = &self.group.children()?[..wish.children];
-            let mut turn = Presentation { children, wish, charges, held };
-            turn.present(rounds)
+            present(&mut Presentation { children, wish, charges, held })
         })
+    }
+
+    /// Answers a line's request to look ahead for a place that waits.
+    pub(super) fn do_look_ahead(&self, place: &RawPermit) -> Result<Option<Ahead>> {
+        let mut again = None;
+        let held = self.present_by(place, |turn| {
+            again = turn.look_ahead()?;
+            Ok(Some(turn.after()))
+        })?;
+        let Presented::Wait { place, after } = held else { return Ok(None) };
+        Ok(Some(Ahead { place, after, again }))
     }
 
     /// Returns how long a child without places has no free units, if that is certain. A waiter for such a child has no

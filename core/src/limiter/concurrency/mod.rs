@@ -4,7 +4,8 @@ mod renewal;
 mod served;
 
 use super::internal::{Awaited, Base, Behind, Nested, Quiet};
-use super::line::{Claim, First, LineTurn, Room, Shown, Terms, calls_of, is_awaited};
+use super::line::{Claim, First, LineTurn, Lines, Room, Shown, Terms, calls_of, is_awaited};
+use super::shared::{Bell, Shareable};
 use super::{Attempt, Limiter, Places, Presented, foreign, unsupported};
 use crate::algorithm::leases::{Lease, Leases, NEVER};
 use crate::atomic::*;
@@ -16,7 +17,7 @@ use crate::os;
 use crate::permit::{Kind, LeasePermit, RawPermit};
 use crate::policy::{self, Policy, Shape};
 use crate::state::counts::{ADMITTED, CANCELLED, DENIED};
-use crate::state::{Blocked, Home, Key, Limit, STORE_AGAIN, Store, StoreOptions, Table, name_of};
+use crate::state::{Blocked, Home, Key, Limit, STORE_AGAIN, Store, StoreOptions, Table};
 use crate::time::{self, ManualClock, Tick, from_ticks};
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
@@ -185,7 +186,8 @@ impl ConcurrencyLimiter {
     /// Calls the line that has the turn, or all, if none is shown.
     #[cold]
     fn call_first(found: &Key, leases: &Leases) {
-        match found.home().heads().first(name_of(found.limit(), found.hash)) {
+        let lines = Lines::of_tenant(found, 0).unwrap_or_else(|| Lines::of(found, 0));
+        match lines.heads.first(lines.name) {
             Some(first) => os::call(leases.bell, calls_of(first.at)),
             None => os::wake_all(leases.bell),
         }
@@ -575,7 +577,7 @@ impl Awaited for ConcurrencyLimiter {
         self.with_leases(key, |found, leases| {
             let mut own = shown.get();
             let room = |units| self.room(found, leases, units);
-            let turn = own.look(found, first, 0, room, |at| Self::call(leases, at));
+            let turn = own.look(found, Lines::of(found, 0), first, room, |at| Self::call(leases, at));
             shown.set(own);
             turn
         })
@@ -584,8 +586,24 @@ impl Awaited for ConcurrencyLimiter {
     fn show_next(&self, first: Option<First>, shown: &Cell<Shown>) {
         Shown::show_next(shown, &self.limit, |own, found| {
             let leases = found.home().leases(found.table, found.key);
-            own.change(found, first, |units| self.room(found, &leases, units), |at| Self::call(&leases, at))
+            let room = |units| self.room(found, &leases, units);
+            own.change(found, Lines::of(found, 0), first, room, |at| Self::call(&leases, at))
         });
+    }
+}
+
+impl Shareable for ConcurrencyLimiter {
+    fn its_limit(&self) -> &Limit {
+        &self.limit
+    }
+
+    fn room(&self, found: &Key, units: u64, _ahead: Tick) -> Result<Room, Blocked> {
+        self.room(found, &found.home().leases(found.table, found.key), units)
+    }
+
+    fn bell<'a>(&self, found: &Key<'a>) -> Option<Bell<'a>> {
+        let leases = found.home().leases(found.table, found.key);
+        Some((leases.bell, leases.sleepers))
     }
 }
 

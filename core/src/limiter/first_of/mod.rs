@@ -299,6 +299,17 @@ impl Awaited for FirstOfLimiter {
         self.do_claim((key, weight), terms)
     }
 
+    fn returned(&self) -> u64 {
+        self.group.all().iter().map(|child| child.returned()).sum()
+    }
+
+    fn return_promises(&self, key: &str) {
+        let _ = self.each_key(key, |child, key| {
+            child.return_promises(key);
+            Ok(())
+        });
+    }
+
     fn start(&self, place: &RawPermit) -> Result<Presented> {
         Ok(match self.do_present(place, |child, place| child.start(place))? {
             // To a line, the same place would mean that the others behind it wait as long. They may be elsewhere.

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::limiter::internal::When;
 use crate::limiter::{Attempt, Limiter, Reserved};
 use crate::permit::RawPermit;
-use crate::policy::MAX_DEFAULT_GRACE;
+use crate::policy::{self, MAX_DEFAULT_GRACE, Share};
 use crate::time::{from_ticks, grace_ticks, patience_ticks};
 use std::time::Duration;
 
@@ -37,6 +37,18 @@ pub enum Claim {
     },
 }
 
+/// The place of a joint start that [has looked ahead](super::super::internal::Awaited::look_ahead).
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy)]
+pub struct Ahead {
+    /// The place to present.
+    pub place: RawPermit,
+    /// The time until it is ready.
+    pub after: Duration,
+    /// How long not to look again; `None`: it need not.
+    pub again: Option<Duration>,
+}
+
 /// The terms of a line's request.
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy)]
@@ -51,8 +63,13 @@ pub struct Terms {
     /// already holds.
     pub as_place: bool,
     /// Whether to take what is free, whoever waits: the line has the turn among those of all processes, or is not one of
-    /// them.
+    /// them. (Where tenants share the limit, its order decides nevertheless.)
     pub in_turn: bool,
+    /// The waiter's order among those that are shown, where tenants share the limit: behind all others of its tenant, until its
+    /// line is shown.
+    pub tag: u64,
+    /// The share of its tenant there, if it is not the one that is kept.
+    pub share: Option<Share>,
 }
 
 impl Terms {
@@ -63,13 +80,16 @@ impl Terms {
         asked: Duration::ZERO,
         as_place: false,
         in_turn: false,
+        tag: u64::MAX,
+        share: None,
     };
 
     /// The same for a caller that waits so long, with a requested grace.
-    pub(super) fn now(asked: Duration, timeout: Option<Duration>) -> Result<Terms> {
+    pub(super) fn now(asked: Duration, timeout: Option<Duration>, share: Option<Share>) -> Result<Terms> {
+        policy::check_shares(share)?;
         grace_ticks("grace", asked)?;
         let in_turn = timeout.is_some_and(|timeout| patience_ticks(timeout) < NOTICES);
-        Ok(Terms { asked, in_turn, ..Terms::NOW })
+        Ok(Terms { asked, in_turn, share, ..Terms::NOW })
     }
 }
 

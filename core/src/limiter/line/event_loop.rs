@@ -4,7 +4,7 @@ use super::errands::{Back, COMING_BACK, Errand, Errands, Joining};
 use super::key::{KeyLine, Out, Pass, Wanted};
 use super::own_place::OwnPlace;
 use super::{Outcome, Rank, Waiter};
-use crate::charges::line_key;
+use crate::charges::{is_joint, keys_of, line_key, may_be_joint};
 use crate::decision::LOOK_AGAIN;
 use crate::error::{Error, Result};
 use crate::fork;
@@ -26,6 +26,11 @@ const LOOK_BACK: Tick = 1_000_000;
 
 /// The delay before another attempt to give something back.
 const GIVE_BACK_AGAIN: Duration = Duration::from_millis(1);
+
+/// The most lines of joint starts that a completion wakes, and of how many it sees whether it concerns them. The others look
+/// by themselves.
+const MOST_WOKEN: usize = 16;
+const MOST_LOOKED_AT: usize = 64;
 
 /// The number of a waiter of a [`Line`]. Numbers are not reused.
 pub type WaiterId = u64;
@@ -71,6 +76,8 @@ pub struct Line {
     limiter: Arc<dyn Limiter>,
     keys: HashMap<Arc<str>, Entry>,
     due: BTreeSet<(Tick, Due)>,
+    /// The lines of joint starts, in the order of their first waiters. What another key gives back may be theirs, too.
+    joint: BTreeSet<(Rank, Arc<str>)>,
     /// The position of each waiter.
     waiters: HashMap<WaiterId, Seated>,
     last_id: WaiterId,
@@ -92,6 +99,8 @@ pub struct Line {
     woken: Option<Woken>,
     /// With a server: what threads do.
     errands: Option<Errands>,
+    /// Where tenants share the limit: where the line is shown that had the turn last.
+    next_line: Option<usize>,
     /// The deadlines of waiters whose lines may be in a thread.
     deadlines: BTreeSet<(Tick, WaiterId)>,
     generation: u64,
@@ -100,13 +109,15 @@ pub struct Line {
 #[derive(Debug, Default)]
 struct Entry {
     line: KeyLine,
-    /// The entry of this key in [`Line::due`].
-    due: Option<Tick>,
+    /// The entries of this key in [`Line::due`] and [`Line::joint`].
+    due: Option<(Tick, Rank)>,
+    is_joint: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
-    Key(Arc<str>),
+    /// With its first waiter: what is due at the same moment is asked in the order of these.
+    Key(Rank, Arc<str>),
     OwnPlace(WaiterId),
 }
 
@@ -134,6 +145,7 @@ impl Line {
             limiter,
             keys: HashMap::new(),
             due: BTreeSet::new(),
+            joint: BTreeSet::new(),
             waiters: HashMap::new(),
             last_id: 0,
             over: Vec::new(),
@@ -145,6 +157,7 @@ impl Line {
             wake,
             woken: None,
             errands: None,
+            next_line: None,
             deadlines: BTreeSet::new(),
             generation: fork::generation(),
         }
@@ -269,6 +282,7 @@ impl Line {
         }
         self.publish(&key, out);
         self.keep(key, entry);
+        self.pass_turn();
         joined?;
         if is_unprepared {
             return Err(Error::WouldWait);
@@ -307,10 +321,8 @@ impl Line {
     }
 
     /// Lets a thread ask for a key.
-    fn send(&mut self, key: Arc<str>, entry: Entry, errand: Errand) {
-        if let Some(due) = entry.due {
-            self.due.remove(&(due, Due::Key(key.clone())));
-        }
+    fn send(&mut self, key: Arc<str>, mut entry: Entry, errand: Errand) {
+        self.forget_entries(&key, &mut entry);
         if let Some(errands) = &mut self.errands {
             let keys = self.keys.len() + errands.len() + 1;
             errands.send(&self.limiter, key, Errand { line: entry.line, keys, ..errand });
@@ -328,7 +340,7 @@ impl Line {
             if is_woken {
                 line.wake(self.clock().now().floor);
             }
-            let entry = Entry { line, due: None };
+            let entry = Entry { line, ..Entry::default() };
             match joining.is_empty() && unwanted.is_empty() {
                 true => self.keep(key, entry),
                 false => self.send(key, entry, Errand { unwanted, joining, ..Errand::default() }),
@@ -345,9 +357,6 @@ impl Line {
         let Some(error) = self.limiter.closed_store() else { return };
         let clock = self.clock();
         for key in self.keys.keys().cloned().collect::<Vec<_>>() {
-            if let Some(due) = self.keys.get(&key).and_then(|entry| entry.due) {
-                self.due.remove(&(due, Due::Key(key.clone())));
-            }
             self.advance_key(key, &clock, usize::MAX);
         }
         // The others have places of their own, or their lines are in threads, which may wait for a server.
@@ -394,7 +403,7 @@ impl Line {
         match self.due.first()? {
             (due, _) if *due > now => None,
             (_, Due::OwnPlace(id)) => Some(*id),
-            (_, Due::Key(key)) => {
+            (_, Due::Key(_, key)) => {
                 let clock = self.clock();
                 let pass = Pass { slice: self.slice(), ..Pass::new(&*self.limiter, key, &clock) };
                 self.keys.get(key)?.line.next_to_start(&pass).map(|(_, id)| id)
@@ -427,6 +436,9 @@ impl Line {
             self.give_back(permit, is_place);
         }
         let (clock, mut began) = (self.clock(), Instant::now());
+        if self.gives_back_late(&clock) {
+            return self.next();
+        }
         self.write_taken(&clock);
         let now = clock.now().floor;
         let mut blocked = Vec::new();
@@ -437,13 +449,13 @@ impl Line {
             }
             let was_stuck = self.is_stuck;
             match self.due.pop_first() {
-                Some((_, Due::Key(key))) => {
+                Some((_, Due::Key(_, key))) => {
                     self.advance_key(key.clone(), &clock, left);
                     if self.blocked.contains(&key)
-                        && let Some(due) = self.keys.get(&key).and_then(|entry| entry.due)
+                        && let Some((due, first)) = self.keys.get(&key).and_then(|entry| entry.due)
                     {
                         // Asking again immediately would fail too.
-                        let due = (due, Due::Key(key));
+                        let due = (due, Due::Key(first, key));
                         self.due.remove(&due);
                         blocked.push(due);
                     }
@@ -460,6 +472,22 @@ impl Line {
         self.write_taken(&clock);
         over.append(&mut self.over);
         self.next()
+    }
+
+    /// In a thread that waits for a loop: gives back what the loop could not. Returns whether that was all there was to do. Then the
+    /// loop decides the next starts, when their callers go on, and not this thread, before the loop comes to them.
+    fn gives_back_late(&mut self, clock: &Clock) -> bool {
+        if self.wake.is_none() || MayWait::here() != MayWait::UntilTimeout || self.blocked.is_empty() {
+            return false;
+        }
+        let mut is_all = true;
+        for key in self.blocked.iter().cloned().collect::<Vec<_>>() {
+            let Some(mut entry) = self.keys.remove(&key) else { continue };
+            let pass = Pass { slice: self.slice(), ..Pass::new(&*self.limiter, &key, clock) };
+            is_all &= entry.line.give_back_late(&pass);
+            self.keep(key, entry);
+        }
+        is_all
     }
 
     /// Writes what was taken at all keys. The first commit serves all of them.
@@ -516,6 +544,7 @@ impl Line {
 
     /// Reports that a start of this key was completed, cancelled or cleared in this process (`None`: the key is
     /// unknown). [`Line::advance`] is then due immediately, and checks for free units.
+    /// The first joint starts that charge one of the same keys are woken, too.
     ///
     /// Without this call a waiter for a concurrency limit notices up to 16 ms later. With more than 640 keys in the line
     /// it takes up to 50 ms for each 1,000 of them. A waiter that has a place notices when the place is ready.
@@ -523,19 +552,49 @@ impl Line {
         if self.is_the_parent_s() {
             return;
         }
-        let key = key.map(line_key);
-        let key = key.as_deref();
-        self.errands.iter_mut().for_each(|errands| errands.wake(key));
         let now = self.clock().now().floor;
-        let keys: Vec<Arc<str>> = match key {
-            Some(key) => self.keys.get_key_value(key).map(|(key, _)| key.clone()).into_iter().collect(),
-            None => self.keys.keys().cloned().collect(),
+        let Some(key) = key else {
+            self.errands.iter_mut().for_each(|errands| errands.wake(None));
+            self.keys.keys().cloned().collect::<Vec<_>>().into_iter().for_each(|key| self.wake_key(key, now));
+            self.next_line = None;
+            return self.pass_turn();
         };
-        for key in keys {
-            if let Some(mut entry) = self.keys.remove(&key) {
-                entry.line.wake(now);
-                self.keep(key, entry);
-            }
+        let line = line_key(key);
+        let away = if may_be_joint(key) { None } else { Some(&*line) };
+        self.errands.iter_mut().for_each(|errands| errands.wake(away));
+        if self.keys.is_empty() {
+            return;
+        }
+        let charged = if may_be_joint(key) { keys_of(key) } else { vec![key] };
+        let own = charged.iter().copied().chain((line != charged[0]).then_some(&*line));
+        let own = own.filter_map(|line| self.keys.get_key_value(line)).map(|(key, _)| key);
+        let is_charged = |(_, line): &&(Rank, Arc<str>)| keys_of(line).iter().any(|key| charged.contains(key));
+        let joint = self.joint.iter().take(MOST_LOOKED_AT).filter(is_charged).map(|(_, key)| key);
+        let all: HashSet<Arc<str>> = own.chain(joint.take(MOST_WOKEN)).cloned().collect();
+        all.into_iter().for_each(|key| self.wake_key(key, now));
+        self.next_line = None;
+        self.pass_turn();
+    }
+
+    fn wake_key(&mut self, key: Arc<str>, now: Tick) {
+        if let Some(mut entry) = self.keys.remove(&key) {
+            entry.line.wake(now);
+            self.keep(key, entry);
+        }
+    }
+
+    /// Where tenants share the limit, makes the line due that has the turn now, if it is here and did not have it before.
+    fn pass_turn(&mut self) {
+        if !self.limiter.is_shared() {
+            return;
+        }
+        let next = self.limiter.next_line();
+        if std::mem::replace(&mut self.next_line, next) == next {
+            return;
+        }
+        let its = |(key, entry): (&Arc<str>, &Entry)| entry.line.is_shown_at(next?).then(|| key.clone());
+        if let Some(key) = self.keys.iter().find_map(its) {
+            self.wake_key(key, self.clock().now().floor);
         }
     }
 
@@ -551,6 +610,7 @@ impl Line {
                 if let Some(mut entry) = self.keys.remove(&key) {
                     entry.line.leave(&*self.limiter, rank);
                     self.keep(key, entry);
+                    self.pass_turn();
                 }
             }
             Some(Seated::OwnPlace(own)) => {
@@ -601,13 +661,14 @@ impl Line {
 
     fn advance_key(&mut self, key: Arc<str>, clock: &Clock, most: usize) {
         let Some(mut entry) = self.keys.remove(&key) else { return };
-        entry.due = None;
+        self.forget_entries(&key, &mut entry);
         let mut out = Out::new();
         let keys = self.keys.len() + 1;
         let pass = Pass { slice: self.slice(), keys, most, ..Pass::new(&*self.limiter, &key, clock) };
         entry.line.advance(&pass, &mut out);
         self.publish(&key, out);
         self.keep(key, entry);
+        self.pass_turn();
     }
 
     fn advance_own_place(&mut self, id: WaiterId, now: Tick) {
@@ -651,9 +712,7 @@ impl Line {
         if entry.line.is_blocked() && !entry.line.is_empty() && self.has_errands() {
             return self.send(key, entry, Errand::default());
         }
-        if let Some(due) = entry.due.take() {
-            self.due.remove(&(due, Due::Key(key.clone())));
-        }
+        self.forget_entries(&key, &mut entry);
         if entry.line.is_blocked() && !entry.line.is_empty() {
             self.is_stuck |= MayWait::here() == MayWait::UntilTimeout;
             self.blocked.insert(key.clone());
@@ -664,10 +723,23 @@ impl Line {
             self.taken.push(key.clone());
         }
         if !entry.line.is_empty() {
-            let next = entry.line.next();
-            entry.due = Some(next);
-            self.due.insert((next, Due::Key(key.clone())));
+            let (next, first) = (entry.line.next(), entry.line.first().unwrap_or_default());
+            (entry.due, entry.is_joint) = (Some((next, first)), is_joint(&key));
+            self.due.insert((next, Due::Key(first, key.clone())));
+            if entry.is_joint {
+                self.joint.insert((first, key.clone()));
+            }
             self.keys.insert(key, entry);
+        }
+    }
+
+    /// Removes a key from [`Line::due`] and [`Line::joint`].
+    fn forget_entries(&mut self, key: &Arc<str>, entry: &mut Entry) {
+        if let Some((due, first)) = entry.due.take() {
+            self.due.remove(&(due, Due::Key(first, key.clone())));
+            if entry.is_joint {
+                self.joint.remove(&(first, key.clone()));
+            }
         }
     }
 
@@ -680,6 +752,7 @@ impl Line {
         if self.is_the_parent_s() {
             self.keys.clear();
             self.due.clear();
+            self.joint.clear();
             self.waiters.clear();
             self.over.clear();
             self.blocked.clear();

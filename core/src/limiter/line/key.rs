@@ -8,14 +8,15 @@ pub use turns::Turn;
 pub(super) use turns::{Notices, TurnLine};
 
 use super::shown::NOTICES;
-use super::{Claim, First, LineTurn, Outcome, Rank, Shown, Terms, Waiter};
+use super::{Ahead, Claim, First, LineTurn, Outcome, Rank, Shown, Terms, Waiter};
+use crate::algorithm::heads;
 use crate::charges::is_joint;
 use crate::decision::LOOK_AGAIN;
 use crate::error::{Error, Result};
 use crate::fork::jitter;
 use crate::limiter::{Limiter, Presented};
 use crate::permit::RawPermit;
-use crate::policy::{self, MAX_DEFAULT_GRACE};
+use crate::policy::{self, MAX_DEFAULT_GRACE, Share};
 use crate::state::Unwritten;
 use crate::time::{Clock, Tick, from_ticks, grace_ticks, patience_ticks};
 use crate::waiting::MayWait;
@@ -31,6 +32,12 @@ const MAX_PLACES: usize = 256;
 
 /// The least time ahead for which places are taken, in ticks.
 pub(in crate::limiter) const HORIZON: Tick = 100_000;
+
+/// The same where a server has to be asked, if units are returned to it.
+const HORIZON_ON_A_SERVER: Tick = 250_000;
+
+/// The least time between two such requests of a line without a place.
+const ASKS_APART: Tick = 16_000;
 
 /// The interval at which a line checks whether its first place could be sooner, after a raised limit or a `clear`.
 pub(super) const LOOK_SOONER: Tick = 250_000;
@@ -94,6 +101,8 @@ struct Waiting {
     hold: Tick,
     /// 0: the default.
     grace: Tick,
+    /// The share of its tenant, if it is not the one that is kept.
+    share: Option<Share>,
     /// [`KeyLine::units`] and [`KeyLine::gone`] before it joined at the end of the line. 0 if it joined elsewhere.
     units: u64,
     gone: u64,
@@ -108,7 +117,7 @@ impl Waiting {
 
     /// What other lines have to know of it.
     fn shown_as(&self, (priority, _): Rank) -> First {
-        First { priority, since: self.since, units: self.wanted.weight }
+        First { priority, since: self.since, units: self.wanted.weight, share: self.share }
     }
 }
 
@@ -141,10 +150,16 @@ pub(super) struct KeyLine {
     ask_at: Tick,
     /// The number of requests without success.
     looks: u32,
-    /// When to check whether the first place could be sooner.
+    /// When to check whether the first place could be sooner, or whether there may be one.
     look_sooner_at: Tick,
+    /// When to ask a server for that at the latest; without a place, no wake-up asks before this.
+    ask_sooner_at: Tick,
+    /// [`Awaited::returned`](crate::limiter::internal::Awaited::returned) before the last request, or at the last check.
+    returned: u64,
     /// When to ask for a start elsewhere than at the place that is held; `None`: never.
     look_elsewhere_at: Option<Tick>,
+    /// When the joint start at the first place looks ahead; `None`: it need not.
+    look_ahead_at: Option<Tick>,
     /// The recent lateness of this line in presenting places, in ticks.
     late: Tick,
     /// The weights of all waiters.
@@ -255,7 +270,8 @@ impl KeyLine {
     ) -> Result<()> {
         let was_empty = self.is_empty();
         let now = pass.now();
-        let Waiter { key, weight, timeout, .. } = waiter;
+        let Waiter { key, weight, timeout, share, .. } = waiter;
+        policy::check_shares(share)?;
         let deadline = super::deadline(now, timeout);
         policy::check_some(weight)?;
         let grace = grace_ticks("grace", waiter.grace)?;
@@ -282,19 +298,26 @@ impl KeyLine {
             }
         }
         self.is_joint |= is_joint(key);
-        self.insert(rank, Wanted::of(pass.key, key, weight), now, (deadline, Tick::MAX, grace));
+        self.insert(rank, Wanted::of(pass.key, key, weight), now, (deadline, Tick::MAX, grace), share);
         self.fill(pass, asked.filter(|_| was_empty), out);
         self.count(pass.limiter);
         Ok(())
     }
 
-    fn insert(&mut self, rank: Rank, wanted: Wanted, since: Tick, (deadline, hold, grace): (Tick, Tick, Tick)) {
+    fn insert(
+        &mut self,
+        rank: Rank,
+        wanted: Wanted,
+        since: Tick,
+        (deadline, hold, grace): (Tick, Tick, Tick),
+        share: Option<Share>,
+    ) {
         let is_last = self.waiters.last_key_value().is_none_or(|(last, _)| *last < rank);
         let (units, gone) = if is_last { (self.units, self.gone) } else { (0, self.gone) };
         self.is_moved |= !is_last;
         self.units = self.units.saturating_add(wanted.weight);
         self.by_wanted.insert((wanted.clone(), rank));
-        self.waiters.insert(rank, Waiting { wanted, since, deadline, hold, grace, units, gone });
+        self.waiters.insert(rank, Waiting { wanted, since, deadline, hold, grace, share, units, gone });
         if deadline != Tick::MAX {
             self.deadlines.insert((deadline, rank));
         }
@@ -313,6 +336,7 @@ impl KeyLine {
         let before = at.checked_sub(1).map_or(0, |before| self.places[before].ready);
         let (ready, unwritten) = (asked.saturating_add(after).max(before), std::mem::take(&mut self.unwritten));
         self.places.insert(at, HeldPlace { place, wanted, ready, unwritten });
+        self.is_moved = true;
     }
 
     /// Puts the first place back to the front. The places behind it become ready no sooner.
@@ -345,10 +369,21 @@ impl KeyLine {
         }
     }
 
+    /// Returns the first waiter.
+    pub fn first(&self) -> Option<Rank> {
+        self.waiters.first_key_value().map(|(rank, _)| *rank)
+    }
+
     /// Makes the line check immediately, because units may be free now.
     pub fn wake(&mut self, now: Tick) {
-        self.ask_at = self.ask_at.min(now);
+        self.ask_at = self.ask_at.min(self.soonest_ask(now));
+        self.look_sooner_at = self.look_sooner_at.min(now);
         self.look_elsewhere_at = self.look_elsewhere_at.map(|at| at.min(now));
+    }
+
+    /// Returns when a wake-up lets the line ask. (One end may wake the lines of all keys.)
+    fn soonest_ask(&self, now: Tick) -> Tick {
+        if self.returned > 0 && self.places.is_empty() { now.max(self.ask_sooner_at) } else { now }
     }
 
     /// Returns when this line has to be advanced next.
@@ -361,10 +396,14 @@ impl KeyLine {
         }
         let mut next = self.deadlines.first().map_or(Tick::MAX, |(deadline, _)| *deadline);
         if let Some(first) = self.places.front() {
-            next = next.min(first.ready).min(self.look_sooner_at).min(self.look_elsewhere_at.unwrap_or(Tick::MAX));
+            let looks = self.look_elsewhere_at.into_iter().chain(self.look_ahead_at).min().unwrap_or(Tick::MAX);
+            next = next.min(first.ready).min(self.look_sooner_at).min(looks);
         }
         if self.wants_places() {
             next = next.min(self.ask_at);
+            if self.returned > 0 {
+                next = next.min(self.look_sooner_at);
+            }
         }
         next
     }
@@ -403,6 +442,11 @@ impl KeyLine {
         self.shown.get().calls()
     }
 
+    /// Returns whether it is shown there to the lines of all processes.
+    pub fn is_shown_at(&self, at: usize) -> bool {
+        self.shown.get().is_at(at)
+    }
+
     /// Returns the waiter's deadline.
     pub fn deadline(&self, rank: Rank) -> Tick {
         self.waiters.get(&rank).map_or(0, |waiting| waiting.deadline)
@@ -424,6 +468,7 @@ impl KeyLine {
         self.give_back_surplus(pass.limiter);
         self.start_elsewhere(pass, out);
         self.look_sooner(pass);
+        self.look_ahead(pass);
         self.start_ready(pass, out);
         if was_blocked && !self.is_blocked {
             // The limiter has not been asked for the first of them yet. It does not time out before that.
@@ -532,16 +577,20 @@ impl KeyLine {
     }
 
     /// Returns whether the next place may be at any distance: it is the line's only one, and no other line has to know of
-    /// its waiters. Otherwise whoever holds a far place would pass those who ask meanwhile and are more urgent.
-    fn has_any_distance(&self) -> bool {
-        self.places.is_empty() && self.turn.is_none() && !self.shown.get().is_some()
+    /// its waiters, nor may have to. Otherwise whoever holds a far place would pass those who ask meanwhile and are more urgent.
+    /// And where units are returned to a server, they are free sooner than it can tell. Whoever starts with them after a far
+    /// place was taken counts from the time of that place.
+    fn has_any_distance(&self, is_shared: bool) -> bool {
+        let is_alone = !is_shared && self.turn.is_none() && !self.shown.get().is_some();
+        is_alone && self.places.is_empty() && self.returned == 0
     }
 
     /// Returns how far ahead places are taken. It is far enough that a late driver finds the places it could have
     /// started with. It is not so far that the preceding starts have not happened, because these give back the unused
     /// part of their grace.
     fn horizon(&self, window: Tick) -> Tick {
-        HORIZON.max(2 * self.late).max(self.asked()).min(window / 2)
+        let least = if self.returned > 0 { HORIZON_ON_A_SERVER } else { HORIZON };
+        least.max(2 * self.late).max(self.asked()).min(window / 2)
     }
 
     /// Returns the grace that this line needs, if it is more than the default.
@@ -560,7 +609,7 @@ impl KeyLine {
     /// the limiter was just asked.
     fn fill(&mut self, pass: &Pass, mut asked: Option<Claim>, out: &mut Out) {
         let window = pass.window();
-        let is_bounded = pass.limiter.has_bounded_queue();
+        let (is_bounded, is_shared) = (pass.limiter.has_bounded_queue(), pass.limiter.is_shared());
         // The first request is made even in a late thread, so that a joining caller learns whether units are free.
         let mut is_first = true;
         while let Some(rank) = self.first_without() {
@@ -574,13 +623,26 @@ impl KeyLine {
                 return;
             }
             is_first = false;
+            if self.places.is_empty() {
+                self.returned = pass.limiter.returned();
+            }
             let first = &self.waiters[&rank];
-            let (wanted, deadline, in_turn) = (first.wanted.clone(), first.deadline, first.is_hurried());
+            let (wanted, deadline, share) = (first.wanted.clone(), first.deadline, first.share);
+            let in_turn = first.is_hurried() && !is_shared;
             let left = deadline.saturating_sub(now);
-            let most = if self.has_any_distance() || is_bounded { left } else { left.min(self.horizon(window)) };
+            let most =
+                if self.has_any_distance(is_shared) || is_bounded { left } else { left.min(self.horizon(window)) };
             let patience = (most != Tick::MAX).then(|| from_ticks(most));
             let (grace, as_place) = (self.grace(window), !self.places.is_empty());
-            let terms = Terms { most: patience, grace, asked: from_ticks(self.asked()), as_place, in_turn };
+            let terms = Terms {
+                most: patience,
+                grace,
+                asked: from_ticks(self.asked()),
+                as_place,
+                in_turn,
+                share,
+                ..Terms::NOW
+            };
             match self.claim(pass, (rank, &wanted), terms, asked.take()) {
                 Ok(Claim::Started(permit)) => {
                     self.looks = 0;
@@ -588,8 +650,9 @@ impl KeyLine {
                 }
                 Ok(Claim::Place { place, after }) => {
                     if self.places.is_empty() {
-                        self.look_sooner_at = now + LOOK_SOONER;
+                        (self.look_sooner_at, self.ask_sooner_at) = (now + LOOK_SOONER, now + LOOK_SOONER);
                         self.look_elsewhere_at = pass.limiter.may_start_elsewhere().then(|| now + self.poll(pass));
+                        self.look_ahead_at = self.is_joint.then_some(now);
                     }
                     self.hold(place, wanted, after, (now, pass.now()));
                 }
@@ -600,6 +663,9 @@ impl KeyLine {
                         continue;
                     }
                     self.ask_at = now.saturating_add(self.pause(pass, after_ticks, is_certain, window));
+                    if self.places.is_empty() {
+                        self.ask_sooner_at = now + pass.among_keys(ASKS_APART);
+                    }
                     return;
                 }
                 Ok(Claim::Full { after }) => self.send_away(pass, rank, after, out),
@@ -641,7 +707,7 @@ impl KeyLine {
             return Ok(claim);
         }
         let (first, shown) = (self.waiters[&rank].shown_as(rank), std::mem::take(&mut self.shown));
-        let turn = self.ask_alone(pass, |limiter| limiter.line_up(pass.key, first, &shown));
+        let turn = self.ask_alone(pass, |limiter| limiter.line_up(key, first, &shown));
         self.shown = shown;
         let turn = match turn {
             Err(Error::WouldWait) => return Err(Error::WouldWait),
@@ -653,7 +719,7 @@ impl KeyLine {
         let near = from_ticks(self.horizon(pass.window()));
         let most =
             if pass.limiter.has_places() { Some(terms.most.map_or(near, |most| most.min(near))) } else { terms.most };
-        let in_turn = Terms { in_turn: true, most, ..terms };
+        let in_turn = Terms { in_turn: true, most, tag: heads::tag(first.priority, first.since), ..terms };
         match turn {
             Some(turn) if turn.is_ours() => self.ask(pass, |limiter| limiter.claim(key, weight, in_turn)),
             Some(turn) => {
@@ -676,9 +742,11 @@ impl KeyLine {
 
     /// Returns how long not to ask after a denial.
     fn pause(&mut self, pass: &Pass, after: Tick, is_certain: bool, window: Tick) -> Tick {
-        let has_places = pass.limiter.has_places();
+        let (has_places, is_shared) = (pass.limiter.has_places(), pass.limiter.is_shared());
         if let Some((turn, since)) = self.turn.filter(|(turn, _)| !(turn.is_ours() && (has_places || is_certain))) {
-            if pass.has_bell || has_places || turn.idle().is_some() {
+            // (Tenants pass the turn with each start.)
+            let is_for_long = has_places && (!is_shared || turn.not_before() > 0);
+            if pass.has_bell || is_for_long || turn.idle().is_some() {
                 return pass.among_keys(turn.look_in());
             }
             // Nobody calls an event loop. The first two look often, for they are next: a sixteenth of the time that it has
@@ -686,14 +754,17 @@ impl KeyLine {
             let most = if turn.ahead > 1 { LEAST_OFTEN } else { ((pass.now() - since) / 16).clamp(500, LEAST_OFTEN) };
             return pass.among_keys(jitter(most / 2, most));
         }
-        if has_places && !self.has_any_distance() {
+        if has_places && !self.has_any_distance(is_shared) {
             let after = if is_certain { after.saturating_sub(self.horizon(window)) } else { after };
             return after.clamp(
                 1,
                 match (is_certain, self.places.is_empty()) {
-                    (true, false) => Tick::MAX,
-                    // No place is held that could be sooner.
-                    (true, true) => pass.among_keys(LOOK_SOONER),
+                    (true, false) if !self.shown.get().is_some() => Tick::MAX,
+                    // No place is held that could be sooner, or others may ask whether this line runs.
+                    (true, true) if pass.limiter.crew().is_some() => {
+                        pass.among_keys((after / 8).clamp(LOOK_SOONER, LOOK_SOONER_ON_A_SERVER))
+                    }
+                    (true, _) => pass.among_keys(LOOK_SOONER),
                     (false, _) => LOOK_AGAIN.as_micros() as Tick,
                 },
             );
@@ -701,7 +772,7 @@ impl KeyLine {
         if is_certain {
             // Another process may cancel a start of a concurrency limit, or open its gate. (A limiter of the program's own is asked
             // only when it said.)
-            let may_change = pass.limiter.limit().is_some() && !pass.limiter.has_places();
+            let may_change = (pass.limiter.limit().is_some() || is_shared) && !has_places;
             return after.clamp(1, if may_change { pass.among_keys(LOOK_SOONER) } else { Tick::MAX });
         }
         self.poll(pass)
@@ -747,6 +818,7 @@ impl KeyLine {
                     // It was early, or another limit has no free units, which concerns the other waiters too.
                     let ready = now.saturating_add(patience_ticks(after));
                     self.put_back(HeldPlace { place, wanted, ready, unwritten: Vec::new() });
+                    self.look_ahead_at = self.is_joint.then_some(now);
                     self.send_away_the_late(pass, now, out);
                     break;
                 }
@@ -785,24 +857,65 @@ impl KeyLine {
     /// Gives all places back, to take new ones, if a new waiter would start sooner than the first one here.
     fn look_sooner(&mut self, pass: &Pass) {
         let now = pass.now();
-        let Some(first) = self.places.front() else { return };
         if now < self.look_sooner_at {
             return;
         }
-        let seen = match pass.limiter.peek_again(first.wanted.key(pass.key), first.wanted.weight) {
+        // A server is asked at once if this process has returned units to it, and otherwise every few seconds.
+        let returned = pass.limiter.returned();
+        let Some(first) = self.places.front() else {
+            if returned != self.returned {
+                self.ask_at = self.ask_at.min(self.soonest_ask(now));
+            }
+            return self.look_sooner_at = now + pass.among_keys(LOOK_SOONER);
+        };
+        let has_returned = returned != self.returned && first.ready > now + WORTH_MOVING;
+        let is_on_server = pass.limiter.crew().is_some();
+        if is_on_server && !has_returned && now < self.ask_sooner_at {
+            return self.look_sooner_at = now + pass.among_keys(LOOK_SOONER);
+        }
+        let (key, weight) = match pass.limiter.counts_places() {
+            // One unit more cannot start before the place, unless all of its units could.
+            true => (pass.key, 1),
+            false => (first.wanted.key(pass.key), first.wanted.weight),
+        };
+        let peek =
+            if has_returned { pass.limiter.quiet_peek(key, weight) } else { pass.limiter.peek_again(key, weight) };
+        let seen = match peek {
             Ok(seen) => seen,
             Err(Error::WouldWait) => return (self.is_blocked, self.blocked_until) = (true, 0),
             Err(_) => return self.look_sooner_at = now + LOOK_SOONER,
         };
-        // Where a server has to be asked, a long wait is worth a request every few seconds.
+        self.returned = returned;
         let rest = first.ready.saturating_sub(now) / 8;
-        let most = if pass.limiter.crew().is_some() { LOOK_SOONER_ON_A_SERVER } else { LOOK_SOONER };
-        self.look_sooner_at = now + rest.clamp(LOOK_SOONER, most);
+        self.ask_sooner_at = now + rest.clamp(LOOK_SOONER, LOOK_SOONER_ON_A_SERVER);
+        self.look_sooner_at = now + LOOK_SOONER;
         // Counted from now: if this process was stopped since it asked, a start would not be sooner for that.
         if patience_ticks(seen.retry_after).saturating_add(pass.now() + WORTH_MOVING) < first.ready {
             self.give_back_all(pass.limiter);
+            pass.limiter.return_promises(pass.key);
             self.ask_at = now;
         }
+    }
+
+    /// Lets the joint start at the first place take the other places that it will need.
+    fn look_ahead(&mut self, pass: &Pass) {
+        let now = pass.now();
+        if self.look_ahead_at.is_none_or(|at| now < at) || self.places.front().is_none_or(|first| first.ready <= now) {
+            return;
+        }
+        let Some(mut first) = self.places.pop_front() else { return };
+        match self.ask(pass, |limiter| limiter.look_ahead(&first.place)) {
+            Ok(Some(Ahead { place, after, again })) => {
+                self.look_ahead_at = again.map(|again| now.saturating_add(patience_ticks(again).max(1)));
+                first.unwritten.append(&mut self.unwritten);
+                (first.place, first.ready) = (place, now.saturating_add(patience_ticks(after)));
+            }
+            // At the next pass, which may wait.
+            Err(Error::WouldWait) => {}
+            // A waiter learns of an error when the place is presented.
+            Ok(None) | Err(_) => self.look_ahead_at = None,
+        }
+        self.put_back(first);
     }
 
     /// Removes all waiters, and gives their places back.
@@ -840,6 +953,11 @@ impl KeyLine {
 
     /// Gives a place back, or leaves that to a pass that may wait.
     fn give_back(&mut self, limiter: &dyn Limiter, place: RawPermit) {
+        limiter.take_back_charge(&self.shown, &place);
+        self.give_back_uncharged(limiter, place);
+    }
+
+    fn give_back_uncharged(&mut self, limiter: &dyn Limiter, place: RawPermit) {
         let since = *self.blocked_since.get_or_insert_with(Instant::now);
         let give_back = || MayWait::in_slice(since, super::slice(limiter), || limiter.cancel_place(&place));
         // If it fails otherwise, the place expires unused.
@@ -858,10 +976,34 @@ impl KeyLine {
         }
     }
 
+    /// Gives back what a pass that must not wait could not: places that nobody wants, or that came too late. Returns whether nothing
+    /// else is left to do for a pass that may wait.
+    pub fn give_back_late(&mut self, pass: &Pass) -> bool {
+        if !self.is_blocked || self.has_taken() {
+            return false;
+        }
+        let is_late = |held: &HeldPlace| pass.limiter.is_late(&held.place);
+        let late = self.places.iter().take_while(|held| is_late(held)).count();
+        if late == 0 && self.surplus.is_empty() {
+            return false;
+        }
+        for HeldPlace { place, .. } in self.places.drain(..late) {
+            // It is exchanged, and counted as lost.
+            match pass.limiter.start(&place) {
+                Ok(Presented::Wait { place: fresh, .. }) => self.surplus.push(fresh),
+                Ok(Presented::Started(permit)) => drop(pass.limiter.cancel(&permit)),
+                Err(_) => self.surplus.push(place),
+            }
+        }
+        (self.is_blocked, self.ask_at) = (false, 0);
+        self.give_back_surplus(pass.limiter);
+        !self.is_blocked
+    }
+
     fn give_back_surplus(&mut self, limiter: &dyn Limiter) {
         if !self.surplus.is_empty() {
             for place in std::mem::take(&mut self.surplus) {
-                self.give_back(limiter, place);
+                self.give_back_uncharged(limiter, place);
             }
             if self.surplus.is_empty() {
                 self.blocked_since = None;

@@ -19,14 +19,14 @@ mod seat;
 mod shown;
 
 pub(super) use asks::claim_by_calls;
-pub use asks::{Claim, Terms};
+pub use asks::{Ahead, Claim, Terms};
 pub use event_loop::{Joined, Line, WaiterId};
 pub(super) use key::HORIZON;
 pub use key::Turn;
 pub use pool::Pool;
 pub use seat::{Seat, Seats, acquire};
 pub use shown::{First, Shown, Turn as LineTurn};
-pub(super) use shown::{NEAR, Room, calls_of, is_awaited};
+pub(super) use shown::{Lines, NEAR, Room, calls_of, is_awaited};
 
 use crate::error::Error;
 use crate::limiter::Limiter;
@@ -43,6 +43,9 @@ pub struct Waiter<'a> {
     pub weight: u64,
     /// Waiters with lower numbers start first, regardless of when they asked. Usually 0. Unused with a place.
     pub priority: i32,
+    /// The share of its tenant for this start, where [tenants share](crate::Policy::shared) the limit: 1 to 1,000. `None`: the
+    /// one that the store keeps, or 1. Unused with a place, and by other limits.
+    pub share: Option<u32>,
     /// The longest wait. `None`: no limit.
     pub timeout: Option<Duration>,
     /// How late it may use its place without losing it, if that is more than the default (window / 40, at most 50 ms):
@@ -55,7 +58,7 @@ pub struct Waiter<'a> {
 impl<'a> Waiter<'a> {
     /// Makes a waiter of priority 0 without a timeout.
     pub fn new(key: &'a str, weight: u64) -> Waiter<'a> {
-        Waiter { key, weight, priority: 0, timeout: None, grace: Duration::ZERO, place: None }
+        Waiter { key, weight, priority: 0, share: None, timeout: None, grace: Duration::ZERO, place: None }
     }
 
     /// Makes a waiter that already has a place.
@@ -67,6 +70,12 @@ impl<'a> Waiter<'a> {
     #[must_use]
     pub fn priority(self, priority: i32) -> Waiter<'a> {
         Waiter { priority, ..self }
+    }
+
+    /// Sets the share of its tenant for this start, in place of the one that the store keeps: 1 to 1,000.
+    #[must_use]
+    pub fn share(self, share: u32) -> Waiter<'a> {
+        Waiter { share: Some(share), ..self }
     }
 
     /// Sets the longest wait; `None`: no limit.

@@ -117,6 +117,7 @@ pub struct Seat {
     line: Option<Box<str>>,
     weight: u64,
     priority: i32,
+    share: Option<u32>,
     timeout: Option<Duration>,
     grace: Duration,
     place: State,
@@ -137,7 +138,7 @@ enum State {
 impl Seat {
     /// Makes a waiter that asks at its first step.
     pub fn new(waiter: Waiter<'_>) -> Seat {
-        let Waiter { key, weight, priority, timeout, grace, place } = waiter;
+        let Waiter { key, weight, priority, share, timeout, grace, place } = waiter;
         let generation = fork::generation();
         let line = if let Cow::Owned(line) = line_key(key) { Some(line.into()) } else { None };
         Seat {
@@ -145,6 +146,7 @@ impl Seat {
             line,
             weight,
             priority,
+            share,
             timeout,
             grace,
             place: State::New(place),
@@ -168,7 +170,7 @@ impl Seat {
         if !matches!(self.place, State::New(None)) || limiter.base().seats.is_used(&self.key) {
             return Ok(None);
         }
-        let claim = || limiter.claim(&self.key, self.weight, Terms::now(self.grace, self.timeout)?);
+        let claim = || limiter.claim(&self.key, self.weight, Terms::now(self.grace, self.timeout, self.share)?);
         let (place, started) = match reporting_errors(limiter, &self.key, self.weight, claim) {
             Ok(Claim::Started(permit)) => (State::Over, Some(permit)),
             Ok(Claim::Place { place, .. }) => (State::New(Some(place)), None),
@@ -293,7 +295,8 @@ impl Seat {
     /// line.
     fn take(&mut self, limiter: &dyn Limiter, clock: &Clock) -> Result<Option<Outcome>> {
         let key = &*self.key;
-        let waiter = Waiter { timeout: self.timeout, grace: self.grace, ..Waiter::new(key, self.weight) };
+        let waiter =
+            Waiter { timeout: self.timeout, grace: self.grace, share: self.share, ..Waiter::new(key, self.weight) };
         let asked = match self.asked.take() {
             None => match at_once(limiter, &waiter)? {
                 Err(after) => return Ok(Some(Outcome::Expired(after))),
@@ -385,11 +388,11 @@ impl SharedLine {
 /// that callers that have to wait for the ledger wait for it together. The inner error is a retry delay: the caller
 /// timed out before the store answered.
 fn at_once(limiter: &dyn Limiter, waiter: &Waiter) -> Result<Result<Option<Claim>, Duration>> {
-    let &Waiter { key, weight, timeout, grace, .. } = waiter;
+    let &Waiter { key, weight, timeout, grace, share, .. } = waiter;
     if limiter.base().seats.is_used(key) {
         return Ok(Ok(None));
     }
-    let terms = Terms::now(grace, timeout)?;
+    let terms = Terms::now(grace, timeout, share)?;
     // (With a manual clock, no time passes while the store answers.)
     let timeout = timeout.filter(|_| limiter.manual_clock().is_none());
     let most = timeout.map_or(Duration::MAX, |timeout| timeout.max(SLICE));

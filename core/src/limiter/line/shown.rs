@@ -1,17 +1,23 @@
 //! What a line shows to those of other processes: its first waiter. Of all that are shown, the least has the turn.
 //!
 //! Nobody waits for a process that does not use its turn. The kernel knows whether it is dead. Units that are free for the
-//! head, while nothing is admitted, are a sign that it does not run. Then it is skipped until it shows itself again.
+//! head, while nothing is admitted, are a sign that it does not run. So is a head that wants more than is free, and does not
+//! answer when it is asked. Then it is skipped until it shows itself again.
 
 use crate::algorithm::heads::{Head, Heads, Survey, tag};
 use crate::hash::Hash;
 use crate::limiter::line::key::LOOK_SOONER;
-use crate::state::{Blocked, Key, Limit, name_of};
+use crate::policy::Share;
+use crate::state::{Blocked, Key, Limit, LimitAt, name_of};
 use crate::time::Tick;
 use std::cell::Cell;
 
 /// For how long units are free for a head before it is skipped, in ticks.
 const IS_STOPPED: Tick = 50_000;
+
+/// For how long a head does not answer before it is skipped, in ticks. Nobody looks less often than in half of it, unless
+/// its loop waits for hundreds of keys.
+const IS_SILENT: Tick = 2 * LOOK_SOONER;
 
 /// The interval at which each line looks, and asks the kernel whether the head's process is dead. A longer time between two
 /// looks counts as this one: the line that looks was stopped itself.
@@ -43,6 +49,35 @@ pub struct First {
     pub since: Tick,
     /// What it wants to start.
     pub units: u64,
+    /// The share of its tenant, if it is not the one that is kept.
+    pub share: Option<Share>,
+}
+
+/// Where the lines are shown that form one line, and the name of one of them there.
+#[doc(hidden)]
+#[derive(Clone, Copy)]
+pub struct Lines<'a> {
+    pub(crate) heads: Heads<'a>,
+    pub(crate) name: u64,
+    /// A head of the same priority that asked less than this before is not waited for.
+    pub(crate) near: Tick,
+}
+
+impl<'a> Lines<'a> {
+    /// The lines of a limit's key in all processes.
+    pub(crate) fn of(found: &Key<'a>, near: Tick) -> Lines<'a> {
+        Lines { heads: found.home().heads(), name: name_of(found.limit(), found.hash), near }
+    }
+
+    /// The lines of all tenants of a shared limit, of which `name` is one. Their order has to be exact.
+    pub(crate) fn of_tenant(found: &Key<'a>, name: u64) -> Option<Lines<'a>> {
+        found.tenants().map(|tenants| Lines { heads: tenants.heads, name, near: 0 })
+    }
+}
+
+/// The number of this process among those that show lines. (A store of one process has no numbers.)
+fn owner(found: &Key) -> u64 {
+    found.member().max(1)
 }
 
 /// Where a line is among those of all processes.
@@ -77,8 +112,13 @@ impl Turn {
 
     /// Returns when to look again, if nobody calls before.
     pub fn look_in(self) -> Tick {
-        LOOK.max(self.not_before.min(LOOK_SOONER))
+        look_in(self.not_before)
     }
+}
+
+/// When to look again where the turn cannot be used so long.
+fn look_in(not_before: Tick) -> Tick {
+    LOOK.max(not_before.min(LOOK_SOONER))
 }
 
 /// The entry of a line, while it has waiters.
@@ -87,6 +127,8 @@ impl Turn {
 pub struct Shown {
     entry: Option<Entry>,
     watched: Option<Watched>,
+    /// Where tenants share the limit: who is charged for the places that the line holds, and with which share.
+    charged: Option<(u64, Share)>,
     /// The process of which the kernel was asked last whether it is dead, and when.
     asked: Option<(u64, Tick)>,
 }
@@ -96,7 +138,9 @@ struct Entry {
     /// The lane and the process for which it is valid.
     instance: u64,
     member: u64,
-    /// Of the limit and key.
+    /// The limit, if its tenants' lines are shown in a table of their own.
+    limit: Option<LimitAt>,
+    /// Of the limit and key, or of the tenant.
     name: u64,
     hash: Hash,
     at: usize,
@@ -105,14 +149,24 @@ struct Entry {
     calls: u32,
 }
 
-/// A head that does not use its turn.
+/// What a line makes of its turn.
+#[derive(Debug, Clone, Copy)]
+enum Use {
+    /// It cannot use it so long.
+    NotBefore(Tick),
+    /// It could have used it for so long.
+    Not(Tick),
+}
+
+/// A head that does not use its turn, or does not answer.
 #[derive(Debug, Clone, Copy)]
 struct Watched {
     head: Head,
-    /// What was admitted before.
-    position: u64,
-    /// When this line looked last.
+    /// What was admitted before. `None`: its units are not free, and it is asked for a sign.
+    position: Option<u64>,
+    /// When this line looked last, and until when it was to look again.
     at: Tick,
+    within: Tick,
     idle: Tick,
 }
 
@@ -120,6 +174,25 @@ impl Shown {
     /// Returns whether it is among the lines of all processes.
     pub fn is_some(&self) -> bool {
         self.entry.is_some()
+    }
+
+    /// The name of the line where it is shown.
+    pub(crate) fn name(&self) -> u64 {
+        self.entry.map_or(0, |entry| entry.name)
+    }
+
+    /// Returns whether it is shown there.
+    pub(super) fn is_at(&self, at: usize) -> bool {
+        self.entry.is_some_and(|entry| entry.at == at)
+    }
+
+    /// Notes who is charged for its places.
+    pub(crate) fn charge_to(&mut self, lines: Lines, share: Share) {
+        self.charged = Some((lines.name, share));
+    }
+
+    pub(crate) fn charged(&self) -> Option<(u64, Share)> {
+        self.charged
     }
 
     /// The calls that are for this line, as a sleeper at a bell names them.
@@ -132,53 +205,110 @@ impl Shown {
         self.entry.is_some_and(|entry| first.is_none_or(|first| entry.tag != tag(first.priority, first.since)))
     }
 
-    /// Shows the first waiter, and returns where that is. `None`: there is no such line. A head of the same priority that
-    /// asked less than `near` before is not waited for. `room` returns whether so many units are free. `call` wakes the
-    /// line that sleeps at an entry.
+    /// Shows the first waiter, and returns where that is. `None`: there is no such line. `room` returns whether so many units
+    /// are free. `call` wakes the line that sleeps at an entry.
     pub(crate) fn look(
         &mut self,
         found: &Key,
+        lines: Lines,
         first: First,
-        near: Tick,
         room: impl Fn(u64) -> Result<Room, Blocked>,
         call: impl Fn(usize),
     ) -> Result<Option<Turn>, Blocked> {
-        let (heads, name) = (found.home().heads(), name_of(found.limit(), found.hash));
-        let Some(at) = self.show(found, heads, first) else {
+        let Some(at) = self.show(found, lines, first) else {
             // The table is full, and it cannot be called: it takes what is free.
-            let others = heads.first(name);
+            let others = lines.heads.first(lines.name);
             return Ok(others.map(|_| Turn { ahead: 0, units: 0, idle: None, not_before: 0 }));
         };
+        self.look_from(found, lines, (at, first.units), room, call)
+    }
+
+    /// The same for a line that is shown there, or a caller that is not.
+    fn look_from(
+        &mut self,
+        found: &Key,
+        Lines { heads, name, near }: Lines,
+        (at, units): (usize, u64),
+        room: impl Fn(u64) -> Result<Room, Blocked>,
+        call: impl Fn(usize),
+    ) -> Result<Option<Turn>, Blocked> {
         loop {
-            let Survey { least, ahead, units } = heads.survey(name, at, near);
-            let turn = Turn { ahead, units, idle: None, not_before: 0 };
+            let Survey { least, ahead, units: before } = heads.survey(name, at, near);
+            let turn = Turn { ahead, units: before, idle: None, not_before: 0 };
             let Some(head) = least.filter(|_| ahead > 0) else {
                 self.watched = None;
                 return Ok(Some(turn));
             };
-            let now = found.home().clock.now().floor;
-            if self.finds_dead(found, head, now) {
-                heads.remove(head);
-                continue;
+            match self.watch(found, heads, head, units, &room, &call)? {
+                Some(Use::NotBefore(not_before)) => return Ok(Some(Turn { not_before, ..turn })),
+                Some(Use::Not(idle)) => return Ok(Some(Turn { idle: Some(idle), ..turn })),
+                None => {}
             }
-            let position = match room(head.units)? {
-                Room::Free { position } => position,
-                Room::NotBefore(not_before) => {
-                    self.watched = None;
-                    return Ok(Some(Turn { not_before, ..turn }));
-                }
-            };
-            let watched = self.watched.filter(|watched| (watched.head, watched.position) == (head, position));
-            let idle = watched.map_or(0, |watched| watched.idle + now.saturating_sub(watched.at).min(LOOK));
-            self.watched = Some(Watched { head, position, at: now, idle });
-            if idle < IS_STOPPED {
-                if watched.is_none() {
-                    call(head.at);
-                }
-                return Ok(Some(Turn { idle: Some(idle), ..turn }));
-            }
-            heads.skip(head);
         }
+    }
+
+    /// Returns who comes before a caller that is not shown, with this tag. `None`: nobody.
+    pub(crate) fn who_is_before(
+        &mut self,
+        found: &Key,
+        Lines { heads, name, .. }: Lines,
+        (tag, units): (u64, u64),
+        room: impl Fn(u64) -> Result<Room, Blocked>,
+        call: impl Fn(usize),
+    ) -> Result<Option<Head>, Blocked> {
+        loop {
+            let Some(head) = heads.first(name).filter(|head| !heads.is_before((name, tag), head)) else {
+                return Ok(None);
+            };
+            if self.watch(found, heads, head, units, &room, &call)?.is_some() {
+                return Ok(Some(head));
+            }
+        }
+    }
+
+    /// Returns what the line that has the turn makes of it, for one that waits for so many units. `None`: it is dead or stopped,
+    /// and no longer there.
+    fn watch(
+        &mut self,
+        found: &Key,
+        heads: Heads,
+        head: Head,
+        units: u64,
+        room: impl Fn(u64) -> Result<Room, Blocked>,
+        call: impl Fn(usize),
+    ) -> Result<Option<Use>, Blocked> {
+        let now = found.home().clock.now().floor;
+        if self.finds_dead(found, head, now) {
+            heads.remove(head);
+            return Ok(None);
+        }
+        let (position, not_before, most) = match room(head.units)? {
+            Room::Free { position } => (Some(position), 0, IS_STOPPED),
+            Room::NotBefore(not_before) => {
+                // Only if units are free for this line does it matter whether the head's runs.
+                if head.units <= units || matches!(room(units)?, Room::NotBefore(_)) {
+                    self.watched = None;
+                    return Ok(Some(Use::NotBefore(not_before)));
+                }
+                (None, not_before, IS_SILENT)
+            }
+        };
+        let has_answered = position.is_none() && !head.is_asked();
+        let is_same = |watched: &Watched| (watched.head, watched.position) == (head.unasked(), position);
+        let watched = self.watched.filter(is_same).filter(|_| !has_answered);
+        let idle = watched.map_or(0, |seen| seen.idle + now.saturating_sub(seen.at).min(seen.within));
+        self.watched = Some(Watched { head: head.unasked(), position, at: now, within: look_in(not_before), idle });
+        if idle < most {
+            if has_answered {
+                heads.ask(head);
+            }
+            if watched.is_none() {
+                call(head.at);
+            }
+            return Ok(Some(position.map_or(Use::NotBefore(not_before), |_| Use::Not(idle))));
+        }
+        heads.skip(head);
+        Ok(None)
     }
 
     /// Asks the kernel whether the head's process is dead, whatever is free: once, and then at each [`LOOK`].
@@ -186,7 +316,7 @@ impl Shown {
         if self.asked.is_some_and(|(owner, at)| owner == head.owner && now.saturating_sub(at) < LOOK) {
             return false;
         }
-        let is_dead = found.home().is_dead(head.owner);
+        let is_dead = head.owner != owner(found) && found.home().is_dead(head.owner);
         self.asked = (!is_dead).then_some((head.owner, now));
         is_dead
     }
@@ -211,9 +341,10 @@ impl Shown {
         // (It may have left before it failed.)
         if let Some(entry) = shown.take().entry
             && let Some((home, member)) = limit.last_membership()
-            && (entry.instance, entry.member) == (home.instance, member)
+            && (entry.instance, entry.member) == (home.instance, member.max(1))
         {
-            home.heads().leave(entry.at, member);
+            let shared = entry.limit.and_then(|limit| home.tenants(limit, 1)).map(|tenants| tenants.heads);
+            shared.unwrap_or_else(|| home.heads()).leave(entry.at, entry.member);
         }
     }
 
@@ -221,16 +352,16 @@ impl Shown {
     pub(crate) fn change(
         &mut self,
         found: &Key,
+        lines: Lines,
         first: Option<First>,
         room: impl Fn(u64) -> Result<Room, Blocked>,
         call: impl Fn(usize),
     ) -> Result<(), Blocked> {
-        let heads = found.home().heads();
         match first {
-            Some(first) => _ = self.show(found, heads, first),
-            None => self.leave(found, heads),
+            Some(first) => _ = self.show(found, lines, first),
+            None => self.leave(found, lines.heads),
         }
-        let least = heads.first(name_of(found.limit(), found.hash));
+        let least = lines.heads.first(lines.name);
         let others = least.filter(|head| self.entry.is_none_or(|entry| entry.at != head.at));
         if let Some(head) = others
             && matches!(room(head.units)?, Room::Free { .. })
@@ -241,10 +372,11 @@ impl Shown {
     }
 
     /// The number of the line's entry, which shows this waiter from now on.
-    fn show(&mut self, found: &Key, heads: Heads, First { priority, since, units }: First) -> Option<usize> {
-        let (tag, member) = (tag(priority, since), found.member());
+    fn show(&mut self, found: &Key, lines: Lines, First { priority, since, units, .. }: First) -> Option<usize> {
+        let Lines { heads, name, .. } = lines;
+        let (tag, member) = (tag(priority, since), owner(found));
         // (The lane may be another one by now, or this a forked child. An entry that others have removed is gone.)
-        let kept = self.entry.filter(|entry| entry.is_in(found) && heads.is_of(entry.at, member));
+        let kept = self.entry.filter(|entry| entry.is_in(found, name) && heads.is_of(entry.at, member));
         let at = match kept {
             Some(entry) => {
                 if !heads.shows(entry.at, member, tag) {
@@ -254,11 +386,12 @@ impl Shown {
             }
             None => {
                 self.leave(found, heads);
-                heads.join(name_of(found.limit(), found.hash), member, tag, units)?
+                heads.join(name, member, tag, units)?
             }
         };
-        let (instance, name) = (found.home().instance, name_of(found.limit(), found.hash));
-        self.entry = Some(Entry { instance, member, name, hash: found.hash, at, tag, calls: calls_of(at) });
+        let instance = found.home().instance;
+        let limit = heads.shares().map(|_| found.limit());
+        self.entry = Some(Entry { instance, member, limit, name, hash: found.hash, at, tag, calls: calls_of(at) });
         Some(at)
     }
 
@@ -272,12 +405,12 @@ impl Shown {
 impl Entry {
     /// Returns whether it is of this lane and process.
     fn is_valid(&self, found: &Key) -> bool {
-        (self.instance, self.member) == (found.home().instance, found.member())
+        (self.instance, self.member) == (found.home().instance, owner(found))
     }
 
     /// The same, and of this limit and key.
-    fn is_in(&self, found: &Key) -> bool {
-        self.is_valid(found) && (self.name, self.hash) == (name_of(found.limit(), found.hash), found.hash)
+    fn is_in(&self, found: &Key, name: u64) -> bool {
+        self.is_valid(found) && (self.name, self.hash) == (name, found.hash)
     }
 }
 

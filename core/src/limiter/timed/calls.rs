@@ -89,6 +89,18 @@ impl<T: InStore> Awaited for T {
         self.timed().do_show_next(first, shown);
     }
 
+    fn counts_places(&self) -> bool {
+        self.timed().limit.table().is_ok_and(|table| table.policy.is_log())
+    }
+
+    fn returned(&self) -> u64 {
+        self.timed().limit.returned()
+    }
+
+    fn return_promises(&self, key: &str) {
+        self.timed().do_return_promises(key);
+    }
+
     fn start(&self, place: &RawPermit) -> Result<Presented> {
         let started = || self.timed().own(place).and_then(|place| self.timed().do_start(&place));
         self.timed().limit.or_instead(started, |is_admitted| self.timed().instead_of_a_place(place, is_admitted))

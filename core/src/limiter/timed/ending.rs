@@ -86,13 +86,13 @@ impl Timed {
             used.set(used.get().or_else(|| Self::use_place(home, place)));
             let Some(start) = used.get() else { return };
             let (_, start) = known(&start);
-            let mut parts = parts(table, history, start);
+            let mut parts = parts(&table.policy, history, start);
             parts.retain(|&i| match table.policy.is_counted() {
                 // A place of an earlier policy is not carried over.
                 true => is_counted_place(place.ticket) && start.ticket == history.era,
                 false => history.starts[i].state == PLACE,
             });
-            take_units(table, history, &parts, (start, place.grace), start.weight);
+            take_units(&table.policy, history, &parts, (start, place.grace), start.weight);
             was_there.set(!parts.is_empty());
         })?;
         Ok(was_there.get())
@@ -124,13 +124,13 @@ impl Timed {
         self.limit.rewrite(hash, debt, |home, table, history| {
             used.set(used.get().or_else(|| Self::use_place(home, permit)));
             let start = known(&used.get().unwrap_or(*permit)).1;
-            let mut parts = parts(table, history, start);
+            let mut parts = parts(&table.policy, history, start);
             parts.retain(|_| !is_counted_place(permit.ticket) || start.ticket == history.era);
             if parts.is_empty() && !is_over {
                 return; // It has already ended.
             }
             parts.iter().for_each(|&i| history.starts[i].state = SETTLED);
-            take_units(table, history, &parts, (start, ahead), start.weight.saturating_sub(actual));
+            take_units(&table.policy, history, &parts, (start, ahead), start.weight.saturating_sub(actual));
             // A debt counts from now, however long ago the start was.
             let (stamp, units) = (home.clock.now().ceil, debt.min(table.policy.capacity()));
             if units > 0 {

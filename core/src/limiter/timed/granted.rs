@@ -64,6 +64,8 @@ impl Timed {
         let Some(window) = found.table.policy.shared_by() else { return self.take_looking::<LOOK>(found, ask, view) };
         self.limit.check_weight_on_server(found.table, found.hash, ask.weight)?;
         let (weight, began) = (ask.weight, Instant::now());
+        // Where units are returned, promises are later than need be, and so is everything after them.
+        let has_returns = self.limit.returned() > 0;
         let mut questions = 0;
         while questions < MAX_QUESTIONS && weight <= grants::MAX_WEIGHT {
             let grants = self.limit.grants_of(found);
@@ -78,12 +80,14 @@ impl Timed {
             let answer = match (taken, (taken.is_none() && takes_places).then(place).flatten()) {
                 (Some(taken), _) => Some(started(now, &taken)),
                 (None, Some(place)) => Some(reserved(now, uptime, &place)),
-                (None, None) => grants.soonest(weight, uptime, waits).map(|at| denied(grants, now, uptime, at)),
+                (None, None) => {
+                    grants.soonest(weight, uptime, waits && !has_returns).map(|at| denied(grants, now, uptime, at))
+                }
             };
             let lengths = Lengths::of(window.limit, window.length, grants.trip());
             if let Some(Answer { ready, taken: None, .. }) = answer
                 && takes_places
-                && ready - now.floor > lengths.far()
+                && (lengths.far() + 1..=ask.patience).contains(&(ready - now.floor))
             {
                 // Too far away for a promise: the server keeps the place.
                 break;
@@ -100,6 +104,7 @@ impl Timed {
             }
             let wish = match () {
                 () if grants.is_promised(weight, uptime) => Wish::Word,
+                () if has_returns => Wish::Only(weight),
                 () if waits => Wish::Place(weight),
                 () => Wish::Start(weight),
             };
@@ -202,6 +207,18 @@ impl Timed {
         })
     }
 
+    /// Returns what was promised for a key, with the next request.
+    pub(super) fn do_return_promises(&self, key: &str) {
+        if self.limit.is_served() {
+            let _ = self.limit.with_key(key, |found| {
+                if Self::is_granted(found.table) {
+                    self.limit.grants_of(found).return_promises();
+                }
+                Ok(())
+            });
+        }
+    }
+
     /// Gives a place of a granted unit back, or a start if its grant is still here. Returns whether it was.
     pub(super) fn give_back_granted(&self, permit: &TimedPermit, is_place: bool) -> Result<bool> {
         let given = self.limit.with_known(Hash(permit.key), |found| {
@@ -209,10 +226,14 @@ impl Timed {
                 return Ok(false);
             }
             let grants = found.grants();
-            Ok(match is_place {
-                true => grants.give_place_back(without_grant(permit.ticket), permit.grace, permit.weight),
-                false => grants.give_back(permit.ticket, (permit.grace & UNIT).wrapping_sub(1), permit.weight),
-            })
+            if is_place {
+                return Ok(grants.give_place_back(without_grant(permit.ticket), permit.grace, permit.weight));
+            }
+            let was_here = grants.give_back(permit.ticket, (permit.grace & UNIT).wrapping_sub(1), permit.weight);
+            if was_here {
+                self.limit.has_returned(found);
+            }
+            Ok(was_here)
         })?;
         Ok(given.unwrap_or(false))
     }

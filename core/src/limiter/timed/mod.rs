@@ -10,6 +10,8 @@ mod served;
 mod text;
 
 use super::internal::Base;
+use super::line::Room;
+use super::shared::{Bell, Shareable};
 use super::{Presented, foreign};
 use crate::algorithm::log::{Answer, Ask, StartId, View};
 use crate::error::{Error, Result};
@@ -34,6 +36,20 @@ pub struct Timed {
 pub trait InStore: Send + Sync {
     /// Returns the limit.
     fn timed(&self) -> &Timed;
+}
+
+impl Shareable for Timed {
+    fn its_limit(&self) -> &Limit {
+        &self.limit
+    }
+
+    fn room(&self, found: &Key, units: u64, ahead: Tick) -> Result<Room, Blocked> {
+        Self::room(found, units, ahead)
+    }
+
+    fn bell<'a>(&self, _: &Key<'a>) -> Option<Bell<'a>> {
+        None
+    }
 }
 
 impl InStore for Timed {

@@ -7,7 +7,7 @@ use crate::decision::LOOK_AGAIN;
 use crate::error::Result;
 use crate::hash::Hash;
 use crate::limiter::internal::When;
-use crate::limiter::line::{Claim, First, HORIZON, LineTurn, NEAR, Room, Shown, Terms, is_awaited};
+use crate::limiter::line::{Claim, First, HORIZON, LineTurn, Lines, NEAR, Room, Shown, Terms, is_awaited};
 use crate::limiter::{Presented, Reserved};
 use crate::permit::{MAX_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Shape};
@@ -17,6 +17,10 @@ use crate::time::{self, Tick, from_ticks};
 use crate::waiting::MayWait;
 use std::cell::Cell;
 use std::time::Duration;
+
+/// A line that is only [`NEAR`] the first one waits for its turn until its units are free so soon. Places are taken a
+/// [`HORIZON`] ahead, so the turn can pass a few times before that.
+const SOON: Tick = HORIZON * 3 / 4;
 
 impl Timed {
     /// Starts now, or takes a place if there is one soon enough.
@@ -69,7 +73,9 @@ impl Timed {
                 return Ok(None);
             }
             let mut own = shown.get();
-            let turn = own.look(found, first, NEAR, |units| Self::room(found, units), |_| ());
+            let near = if Self::left(found, first.units)? <= SOON { NEAR } else { 0 };
+            let room = |units| Self::room(found, units, 0);
+            let turn = own.look(found, Lines::of(found, near), first, room, |_| ());
             shown.set(own);
             turn
         })
@@ -77,18 +83,23 @@ impl Timed {
 
     pub(super) fn do_show_next(&self, first: Option<First>, shown: &Cell<Shown>) {
         Shown::show_next(shown, &self.limit, |own, found| {
-            own.change(found, first, |units| Self::room(found, units), |_| ())
+            own.change(found, Lines::of(found, NEAR), first, |units| Self::room(found, units, 0), |_| ())
         });
     }
 
-    /// Returns whether so many units could start now. Lines take places before that: see `HORIZON`.
-    fn room(found: &Key, units: u64) -> Result<Room, Blocked> {
-        let ask = Ask::now(found.table.windows.as_slice(), units.min(found.table.capacity), found.gate);
-        let view = found.cells().view(&ask, || found.home().clock.now())?;
-        Ok(match view.ready.saturating_sub(view.now) {
-            0 => Room::Free { position: 0 },
+    /// Returns whether so many units could start so long from now. Lines take places before that: see `HORIZON`.
+    pub(super) fn room(found: &Key, units: u64, ahead: Tick) -> Result<Room, Blocked> {
+        Ok(match Self::left(found, units)? {
+            left if left <= ahead => Room::Free { position: 0 },
             left => Room::NotBefore(left.saturating_sub(HORIZON)),
         })
+    }
+
+    /// Returns the time until so many units could start.
+    fn left(found: &Key, units: u64) -> Result<Tick, Blocked> {
+        let ask = Ask::now(found.table.windows.as_slice(), units.min(found.table.capacity), found.gate);
+        let view = found.cells().view(&ask, || found.home().clock.now())?;
+        Ok(view.ready.saturating_sub(view.now))
     }
 
     pub(super) fn do_reserve(&self, key: &str, weight: u64, when: When) -> Result<Reserved> {

@@ -122,6 +122,8 @@ impl Timed {
         if is_place || op == "cancel" && self.give_back_granted(permit, false)? {
             return if is_place { self.give_back_granted(permit, true) } else { Ok(true) };
         }
+        // (Not a place: its line asks anew itself.)
+        let is_returned = if op == "cancel" { argument == 0 } else { unsigned(argument) < permit.weight };
         let (hash, start) = known(permit);
         let start = [
             number(without_mark(start.ticket)),
@@ -132,6 +134,9 @@ impl Timed {
         ];
         self.limit.with_hash(hash, |found| {
             let [_, was_there] = self.limit.ask(found, op, &start)?;
+            if was_there == 1 && is_returned {
+                self.limit.has_returned(found);
+            }
             Ok(was_there == 1)
         })
     }

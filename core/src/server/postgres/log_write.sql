@@ -432,8 +432,10 @@ BEGIN
         share := greatest((capacity - 1) / (6 * greatest(8, h.sites)) + 1, least_units);
         room := workglow_limit.log_room(h, now, opens, p, largest);
         free := room[1];
+        -- Whole starts: the rest of one would be of no use.
         given := least(want, free, greatest(share, free / 2));
-        IF given < least_units OR most <= 0 THEN
+        given := given - given % least_units;
+        IF most <= 0 THEN
             given := 0;
         END IF;
         rest := least(future, share) - given;
@@ -448,7 +450,7 @@ BEGIN
                 h.out := greatest(h.out, ready + g);
                 most := most - 1;
             END IF;
-            EXIT WHEN given <> free OR rest < least_units OR most <= 0 OR h.units >= workglow_limit.log_holds(p[1], largest, capacity);
+            EXIT WHEN free - given >= least_units OR rest < least_units OR most <= 0 OR h.units >= workglow_limit.log_holds(p[1], largest, capacity);
             -- As many as are ready at about that time.
             ready := workglow_limit.log_ready(h, opens, least_units, p);
             EXIT WHEN ready - now > far * g;
@@ -463,6 +465,7 @@ BEGIN
                     fails := middle;
                 END IF;
             END LOOP;
+            units := units - units % least_units;
             ready := greatest(workglow_limit.log_ready(h, opens, units, p), now);
             rest := rest - units;
         END LOOP;

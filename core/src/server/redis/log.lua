@@ -673,18 +673,20 @@ if head.mark ~= mark or not is_deciding or is_moving or #to_count > 0 then
                 texts[#texts + 1] = format("%d:%d:%d:%d", ticket, ready, ends, head.stamp)
                 if ends > out then out = ends end
             end
+            -- The rest of a start would be of no use.
+            local function whole(units) return units - units % least end
             local known = call("HLEN", sites)
             local share = max(quotient(capacity - 1, 6 * max(8, known)) + 1, least)
             local free = look(opens)
-            local given = min(want, free, max(share, quotient(free, 2)))
-            if given >= least and most > 0 then
+            local given = whole(min(want, free, max(share, quotient(free, 2))))
+            if given > 0 and most > 0 then
                 grant(now, given)
                 most = most - 1
             else
                 given = 0
             end
             local left = min(future, share) - given
-            while given == free and left >= least and most > 0 and head.units < room() do
+            while free - given < least and left >= least and most > 0 and head.units < room() do
                 -- As many as are ready at about that time.
                 local units, fails = least, left + 1
                 local first = ready_from(opens, least)
@@ -694,6 +696,7 @@ if head.mark ~= mark or not is_deciding or is_moving or #to_count > 0 then
                     local middle = quotient(units + fails, 2)
                     if ready_from(opens, middle) <= latest then units = middle else fails = middle end
                 end
+                units = whole(units)
                 grant(max(ready_from(opens, units), now), units)
                 left, most = left - units, most - 1
             end

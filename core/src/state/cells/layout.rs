@@ -157,8 +157,10 @@ pub(in crate::state) mod limit_word {
     /// The hash at which the next search for idle keys begins, and the words that this round of searches has counted.
     pub const SEARCHED: u64 = 57;
     pub const COUNTED: u64 = 58;
+    /// Where tenants share the limit: what they have had, and the heads of their lines. See `heads.rs`. 0 elsewhere.
+    pub const TENANTS: u64 = 59;
     /// The classes of rings that its keys have had, one bit each.
-    pub const RINGS: u64 = 59;
+    pub const RINGS: u64 = 60;
     pub const WORDS: u64 = 64;
 }
 

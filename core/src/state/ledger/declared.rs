@@ -4,7 +4,8 @@
 //! is the same limit, called `NAME` before and `NAME/rate` after. A part with a name is called `NAME/PART`.
 
 use crate::error::{Error, Result};
-use crate::policy::{self, NamedPolicy, Policy, is_composite};
+pub(crate) use crate::policy::part_names;
+use crate::policy::{self, NamedPolicy, Policy};
 use std::collections::BTreeMap;
 
 /// The policies of a limit.
@@ -37,25 +38,6 @@ impl Family {
         let names = self.composite.as_ref().map_or(vec![name.to_owned()], |policies| part_names(name, policies));
         names.into_iter().filter_map(|part| self.limits.get(&part).map(|found| (part, *found))).collect()
     }
-}
-
-/// The names of the limits with these policies.
-pub(crate) fn part_names(name: &str, policies: &[NamedPolicy]) -> Vec<String> {
-    if !is_composite(policies) {
-        return vec![name.to_owned()];
-    }
-    let part = |(i, policy): (usize, &NamedPolicy)| {
-        if let Some(part) = &policy.name {
-            return format!("{name}/{part}");
-        }
-        // Parts with names count too, so that the others keep their names when one gets one.
-        let kind = policy.kind();
-        match policies[..i].iter().filter(|before| before.kind() == kind).count() {
-            0 => format!("{name}/{kind}"),
-            before => format!("{name}/{kind}-{}", before + 1),
-        }
-    };
-    policies.iter().enumerate().map(part).collect()
 }
 
 /// The other name that a limit may have: `NAME` alone, `NAME/KIND` as a part of a composite.

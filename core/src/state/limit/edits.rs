@@ -77,7 +77,7 @@ impl Limit {
     /// Takes a start back, if it is there and not settled. Returns whether it did.
     pub fn take_back(&self, hash: Hash, start: StartId, ahead: u64) -> Result<bool> {
         let was_there = Cell::new(false);
-        self.rewrite(hash, 0, |_, table, history| was_there.set(take_back(table, history, start, ahead)))?;
+        self.rewrite(hash, 0, |_, table, history| was_there.set(take_back(&table.policy, history, start, ahead)))?;
         Ok(was_there.get())
     }
 

@@ -14,6 +14,7 @@ use crate::atomic::*;
 use crate::hash::Hash;
 use crate::policy::Shape;
 use crate::state::cells::block::{Block, Head, grants, meter, ring_in, slices};
+use crate::state::cells::heads::Tenants;
 use crate::state::cells::home::{AtOnce, Blocked, Found, Home, KeyAt, Table};
 use crate::state::cells::layout::{LimitAt, key_word};
 use crate::state::counts::Counts;
@@ -48,6 +49,11 @@ impl<'a> Key<'a> {
     /// The limit of the key.
     pub fn limit(&self) -> LimitAt {
         self.bound.limit
+    }
+
+    /// The tenants of its limit. `None` if it is not shared.
+    pub fn tenants(&self) -> Option<Tenants<'a>> {
+        self.home().tenants(self.limit(), self.table.capacity)
     }
 
     /// The number of this process there, for leases: see [`crate::algorithm::leases`].

@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::fork::PerProcess;
 use crate::hash::Hash;
 use crate::permit::RawPermit;
-use crate::policy::{self, NamedPolicy, Policy};
+use crate::policy::{self, NamedPolicy, Policy, Share};
 use crate::server::witness::Witness;
 use crate::state::cells::home::{Blocked, Home, KeyAt, Table};
 use crate::state::cells::locked::Locked;
@@ -64,6 +64,9 @@ pub(crate) struct Limit {
     waiting: PerProcess<u64>,
     /// What this process knows of the server's clock.
     witness: PerProcess<Witness>,
+    /// How often this process has returned units to the server, and the uptime when it last did.
+    returned: AtomicU64,
+    returned_at: AtomicU64,
     /// Null until the first use.
     bound: AtomicPtr<Bound>,
 }
@@ -123,6 +126,7 @@ impl Limit {
     pub fn declare(store: &Arc<Session>, name: &str, policy: Policy) -> Result<Limit> {
         policy::check_name(name)?;
         store.check_open()?;
+        store.check_shared(name, &[policy.into()])?;
         let made = Made::new(&store.undeclared, name, vec![policy.into()]);
         Ok(Self::new(store, made.name.clone(), Some((policy, made)), policy.kind()))
     }
@@ -137,6 +141,7 @@ impl Limit {
     pub fn declare_parts(store: &Arc<Session>, name: &str, policies: Vec<NamedPolicy>) -> Result<Vec<Limit>> {
         check_names(name, &policies)?;
         store.check_open()?;
+        store.check_shared(name, &policies)?;
         let made = Made::new(&store.undeclared, name, policies);
         let part = |(name, policy): (String, &NamedPolicy)| {
             Self::new(store, name.into(), Some((policy.policy, made.clone())), policy.kind())
@@ -158,6 +163,8 @@ impl Limit {
             large_until: AtomicU64::new(0),
             waiting: PerProcess::new(),
             witness: PerProcess::new(),
+            returned: AtomicU64::new(0),
+            returned_at: AtomicU64::new(0),
             bound,
         }
     }
@@ -167,7 +174,29 @@ impl Limit {
     }
 
     pub fn is_concurrency(&self) -> bool {
-        self.kind == "concurrency"
+        matches!(self.kind, "concurrency" | "shared-concurrency")
+    }
+
+    /// Returns whether tenants share it: then each key names one, and all of them have the budget of the key "".
+    pub fn is_shared(&self) -> bool {
+        self.kind.starts_with("shared-")
+    }
+
+    /// Returns whether it is certain that no line of its tenants is shown.
+    pub fn has_calm_tenants(&self) -> bool {
+        self.is_bound().is_some_and(|bound| {
+            let tenants = bound.home().tenants(bound.limit, bound.table().capacity);
+            tenants.is_some_and(|tenants| !tenants.heads.may_wait(0))
+        })
+    }
+
+    /// The share that is kept for a tenant.
+    pub fn share_of(&self, tenant: &str) -> Result<Share> {
+        let has_none = |bound: &Bound| !bound.home().limit(bound.limit).has_plans();
+        if tenant.is_empty() || self.reading(|| self.bound().map(has_none))? {
+            return Ok(1);
+        }
+        self.look(tenant, |_, table, _, _| Ok(table.policy.share()))
     }
 
     pub fn name(&self) -> &Arc<str> {
@@ -177,7 +206,7 @@ impl Limit {
     /// Returns whether the limit has a kind that can adapt to job durations.
     #[inline(always)]
     pub fn may_adapt(&self) -> bool {
-        self.kind == "evenly-spaced"
+        matches!(self.kind, "evenly-spaced" | "shared-evenly-spaced")
     }
 
     /// Returns whether its starts may depend on job durations.

@@ -3,19 +3,23 @@
 use super::{Key, Limit};
 use crate::algorithm::grants::{Grants, Lengths, Reply, Wish};
 use crate::algorithm::log::View;
+use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::hash::{Hash, SERVER_SECRET, hasher};
 use crate::os::{sleep_on, wake_all};
 use crate::server::denials::Denial;
 use crate::server::witness::Word;
 use crate::server::{Call, Engine, number, version};
-use crate::state::cells::home::{Blocked, Home, Table};
+use crate::state::cells::home::{AtOnce, Blocked, Home, Table};
 use crate::state::files::grant_lane::GrantLane;
 use crate::state::names::registry::new_owner;
 use crate::time::{Tick, from_ticks, uptime};
 use crate::waiting::MayWait;
 use crate::{fault, policy};
 use std::time::Instant;
+
+/// For how long after a return another one is expected, in ticks.
+const RETURNS: Tick = 600_000_000;
 
 /// An answer: its first numbers, and the others.
 struct Told<const N: usize> {
@@ -204,6 +208,23 @@ impl Limit {
         let reply = Reply::read(first, &granted).ok_or_else(|| self.no_answer("grant", &granted))?;
         asking.0.accept(&question, &reply, (asked, now), lengths, was_set);
         Ok(true)
+    }
+
+    /// Units of a key were returned to the server, or to its grants here: what is known of later ones is outdated.
+    pub fn has_returned(&self, found: &Key) {
+        if found.table.at_once == AtOnce::Grants {
+            self.grants_of(found).freed();
+        }
+        self.returned_at.store(uptime(), Relaxed);
+        // After that: who sees it asks anew.
+        self.returned.fetch_add(1, AcqRel);
+    }
+
+    /// How often it did; 0 if no more returns are to be expected.
+    pub fn returned(&self) -> u64 {
+        let returned = self.returned.load(Acquire);
+        let is_recent = || uptime() <= self.returned_at.load(Relaxed).saturating_add(RETURNS);
+        if returned > 0 && is_recent() { returned } else { 0 }
     }
 
     /// Checks the weight of a start by the policy that applies on the server, which this process may not know.

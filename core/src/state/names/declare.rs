@@ -5,7 +5,7 @@ use super::follow::{Known, PolicyChange};
 use crate::address::Address;
 use crate::damage::nonsense;
 use crate::error::{Error, Result};
-use crate::policy::{self, NamedPolicy, Policy, is_composite};
+use crate::policy::{self, NamedPolicy, Policy, Share, is_composite};
 use crate::server::RowChange;
 use crate::state::cells::layout::LimitAt;
 use crate::state::cells::locked::Locked;
@@ -92,6 +92,7 @@ impl Session {
 
     /// The change that gives a name the meaning of these policies.
     pub(in crate::state) fn change(&self, name: &str, policies: &[NamedPolicy]) -> Result<Change> {
+        self.check_shared(name, policies)?;
         let family = self.family(name)?;
         let before = family.parts(name);
         let kind_of = |policies: &[NamedPolicy]| if is_composite(policies) { "composite" } else { policies[0].kind() };
@@ -254,10 +255,62 @@ impl Session {
         self.settle(&[])
     }
 
+    /// Checks that tenants can share these limits here.
+    pub(crate) fn check_shared(&self, name: &str, policies: &[NamedPolicy]) -> Result<()> {
+        let Some(policy) = policies.iter().find(|policy| policy.is_shared()) else { return Ok(()) };
+        if policy.share() > 1 {
+            return Err(Error::invalid(
+                "policy",
+                format_args!("\"{policy}\""),
+                "no share: each tenant's is set by `share`",
+            ));
+        }
+        match &self.address {
+            Address::Server(_) => Err(Error::Unsupported {
+                reason: format!(
+                    "limit \"{name}\" is \"{policy}\": tenants share limits in memory: and sqlite: stores, not on servers"
+                ),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Keeps the share of a tenant in the limits of this name that tenants share. 1 is the default.
+    pub(crate) fn set_share(&self, name: &str, tenant: &str, share: Share) -> Result<()> {
+        check_own_key(Some(tenant))?;
+        self.with_key_of_names(&[name], Some(tenant), |locked| {
+            let parts = self.family(name)?.parts(name);
+            if parts.is_empty() {
+                return self.unknown(name);
+            }
+            let of = |(name, before): (String, Declared)| -> Result<Overridden> {
+                let policy = (share > 1).then(|| before.current().with_share(share)).transpose()?;
+                Ok(Overridden { name, before, key: Some(tenant.to_owned()), policy, missing: 0 })
+            };
+            let shared = parts.into_iter().filter(|(_, before)| before.current().is_shared());
+            let all = shared.map(of).collect::<Result<Vec<Overridden>>>()?;
+            if all.is_empty() {
+                let reason = format!("limit \"{name}\" is not shared by tenants, so it has no shares");
+                return Err(Error::Unsupported { reason });
+            }
+            let mut changes_something = false;
+            for part in &all {
+                changes_something |= self.key_policy(&part.name, tenant)? != part.policy;
+            }
+            if !changes_something {
+                return Ok(());
+            }
+            let changes: Vec<PolicyChange> = all.iter().map(Overridden::follows).collect();
+            self.decide(locked, &changes, |rare| rare.set_overrides(&all), |database| database.set_overrides(&all))
+        })?;
+        self.settle(&[])
+    }
+
     /// Puts an operator's policies above the declared ones, each above the one of its kind, or removes all overrides.
     /// Either all change or none. With `key`, only that key's override changes.
     pub(crate) fn set_override(&self, name: &str, policies: Option<&[NamedPolicy]>, key: Option<&str>) -> Result<()> {
         check_own_key(key)?;
+        self.check_shared(name, policies.unwrap_or_default())?;
         let changed: Vec<String> = self.with_key_of_names(&[name], key, |locked| {
             let parts = self.family(name)?.parts(name);
             if parts.is_empty() {
@@ -268,6 +321,15 @@ impl Session {
                 None => parts.into_iter().map(put(None)).collect(),
                 Some(policies) => overridden(name, parts, policies)?,
             };
+            if let Some(part) =
+                all.iter().find(|part| part.policy.is_some() && key.is_some() && part.before.declared.is_shared())
+            {
+                let reason = format!(
+                    "limit \"{}\" is shared by tenants: a tenant has no policy of its own in it, but a share (`share`)",
+                    part.name
+                );
+                return Err(Error::Unsupported { reason });
+            }
             let mut changes_something = key.is_none();
             for part in &mut all {
                 part.key = key.map(str::to_owned);

@@ -18,6 +18,9 @@ impl Locked<'_> {
     /// structure lock.
     pub fn add_limit(&self, name: &str, id: i64, policy: Policy, born: Tick) -> Result<LimitAt> {
         let at: LimitAt = self.allocate(limit_word::WORDS)?;
+        if policy.is_shared() {
+            self.start_tenants(at)?;
+        }
         let table = self.write_table(at, policy, (born, 0))?;
         let segment = self.new_segment(index_word::FIRST_CAPACITY, table.at)?;
         self.arena.word(table.at + table_word::INDEX).store(Root(0).next(segment.at, 0).0, Relaxed);
@@ -101,9 +104,10 @@ impl Locked<'_> {
         }
     }
 
-    /// Clears, in a forked child, the parent's state of an inherited heap: its running leases and its grants. Only for
-    /// the holder of the structure lock, before the child's first decision.
+    /// Clears, in a forked child, the parent's state of an inherited heap: its running leases, its grants, and the lines of
+    /// tenants. Only for the holder of the structure lock, before the child's first decision.
     pub fn disown(&self) {
+        self.forget_lines_of_tenants();
         let is_own = |table: &Table| table.policy.is_concurrency() || self.is_granted(table.policy);
         for table in self.limits().map(|limit| self.limit(limit).table()).filter(is_own) {
             for (own, at) in self.index(&table).keys() {

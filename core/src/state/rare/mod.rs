@@ -3,6 +3,7 @@
 //!
 //! It knows no database. All wings above may call it, with the token of that lock.
 
+pub(super) mod carry_over;
 pub(super) mod keyed;
 pub(super) mod limits;
 pub(super) mod replace;

@@ -6,7 +6,7 @@
 
 use super::space::Space;
 use crate::algorithm::cells::Cells;
-use crate::algorithm::log::{CLOSED, FIRST_SLOTS, PLACE, Window};
+use crate::algorithm::log::{CLOSED, FIRST_SLOTS};
 use crate::algorithm::{Forgotten, History, Start};
 use crate::atomic::*;
 use crate::damage::nonsense;
@@ -22,6 +22,7 @@ use crate::state::cells::layout::{
 };
 use crate::state::cells::locked::Locked;
 use crate::state::cells::share::COUNT;
+use crate::state::rare::carry_over::carry_over;
 use crate::time::{MAX_TIME, Now, Tick};
 
 const FIRST: u64 = (1 << COUNT) - 1;
@@ -562,47 +563,13 @@ impl<'h> BlockCells<'h> {
 }
 
 impl Home {
-    /// Converts a key's starts to another policy. Places are not converted: they were taken under the previous policy,
-    /// and are exchanged when they are presented.
+    /// Converts a key's starts to another policy.
     fn carry_over(&self, (old, ring): (&Table, u64), new: &Table, history: &mut History, now: Now) {
-        history.starts.retain(|start| start.state != PLACE);
-        match (&old.policy.0, &new.policy.0) {
-            (Shape::Bucket(bucket), Shape::Bucket(next)) => {
-                next.take_over(bucket, history, now);
-                if history.rest.before.is_none_or(|before| bucket.is_faster(&before)) {
-                    history.former = old.at.offset();
-                }
-                history.changed = now.ceil;
-            }
-            (Shape::Counter { window, is_smooth }, Shape::Counter { window: next, .. }) => {
-                let old = self.frame(*window, *is_smooth);
-                // Starts before the first change have another era, as long as any of them is known.
-                let is_after = |tick| old.window_of(tick) > old.window_of(history.changed);
-                if history.starts.iter().all(|start| is_after(start.stamp)) && history.changed > 0 {
-                    (history.changed, history.first_era) = (0, history.era);
-                }
-                history.changed = if history.changed == 0 { now.ceil } else { history.changed };
-                history.end_windows(&old, now);
-                history.excess = u64::MAX;
-                history.recall(&old, &self.frame(*next, *is_smooth), now);
-            }
-            _ => {
-                let since = new.policy.counts_since(now);
-                // A small ring has admitted no more than fit there: see `log.rs`.
-                let (mut windows, length) = (old.policy.certain_windows().to_vec(), old.policy.longest_window());
-                if self.grows(old.policy) && ring < old.ring {
-                    windows.push(Window { limit: ring - 1, length });
-                }
-                history.remember(&windows, new.policy.largest(), since);
-                if new.policy.is_counted() && !old.policy.is_counted() {
-                    // From here on, the tickets of the log are eras.
-                    let tickets = history.starts.iter().map(|start| start.id).filter(|id| *id != u64::MAX);
-                    let eras = Some(history.first_era).filter(|_| history.era != 0);
-                    history.first_era = tickets.chain(eras).min().unwrap_or(history.end);
-                }
-            }
+        let frame = |window, is_smooth| self.frame(window, is_smooth);
+        let kept = (self.grows(old.policy) && ring < old.ring).then(|| ring - 1);
+        if carry_over((&old.policy, kept), &new.policy, frame, history, now) {
+            history.former = old.at.offset();
         }
-        history.is_mixed = !history.starts.is_empty() || !history.forgotten.is_empty();
     }
 }
 

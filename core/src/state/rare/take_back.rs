@@ -2,8 +2,7 @@
 
 use crate::algorithm::log::{SETTLED, StartId};
 use crate::algorithm::{History, Start};
-use crate::policy::Shape;
-use crate::state::cells::home::Table;
+use crate::policy::{Policy, Shape};
 use crate::time::Tick;
 
 /// The indices of this start's entries. Where units are, or were, only counted, these are all entries of its slice, the
@@ -12,21 +11,21 @@ use crate::time::Tick;
 /// Under another policy a start may count from a later time, at which other starts count, too. The first entry that is
 /// no earlier than the start has its units, or such that count no longer than they do. (In windows of the clock, only the
 /// one of the start, or of the change if its former window had not ended then. It may be no longer known.)
-pub(crate) fn parts(table: &Table, history: &History, start: StartId) -> Vec<usize> {
+pub(crate) fn parts(policy: &Policy, history: &History, start: StartId) -> Vec<usize> {
     let History { starts, era, first_era, changed, .. } = history;
     let is_of_era = *era != 0 && (*first_era..=*era).contains(&start.ticket);
-    let (from, until) = match &table.policy.0 {
+    let (from, until) = match &policy.0 {
         Shape::Counter { window, .. } => (start.stamp.min(*changed), start.stamp.min(*changed) + window.length),
         _ => (start.stamp, Tick::MAX),
     };
-    let is_counted = |s: &&Start| table.policy.is_counted() || s.id == u64::MAX;
-    let at = match *era == start.ticket && table.policy.is_counted() {
+    let is_counted = |s: &&Start| policy.is_counted() || s.id == u64::MAX;
+    let at = match *era == start.ticket && policy.is_counted() {
         true => Some(start.stamp),
         false => starts.iter().filter(is_counted).map(|s| s.stamp).find(|stamp| (from..until).contains(stamp)),
     };
     let is_part = |s: &Start| match is_of_era {
-        true => is_counted(&s) && (Some(s.stamp) == at || table.policy.is_bucket()),
-        false if table.policy.is_counted() => false,
+        true => is_counted(&s) && (Some(s.stamp) == at || policy.is_bucket()),
+        false if policy.is_counted() => false,
         false => s.id == start.ticket && s.stamp == start.stamp && s.units == start.weight && s.state != SETTLED,
     };
     let mut parts: Vec<usize> = (0..starts.len()).filter(|&i| is_part(&starts[i])).collect();
@@ -36,21 +35,21 @@ pub(crate) fn parts(table: &Table, history: &History, start: StartId) -> Vec<usi
 
 /// Takes a start out of a history, if it is there and not settled. Returns whether it did. `ahead`: see
 /// `Taken::ahead`.
-pub(crate) fn take_back(table: &Table, history: &mut History, start: StartId, ahead: u64) -> bool {
-    let parts = parts(table, history, start);
-    take_units(table, history, &parts, (start, ahead), start.weight);
+pub(crate) fn take_back(policy: &Policy, history: &mut History, start: StartId, ahead: u64) -> bool {
+    let parts = parts(policy, history, start);
+    take_units(policy, history, &parts, (start, ahead), start.weight);
     !parts.is_empty()
 }
 
 /// Takes this many units from these starts, and removes starts that have none left.
 pub(crate) fn take_units(
-    table: &Table,
+    policy: &Policy,
     history: &mut History,
     parts: &[usize],
     (start, ahead): (StartId, u64),
     mut units: u64,
 ) {
-    if let (Shape::Bucket(bucket), [_, ..]) = (&table.policy.0, parts) {
+    if let (Shape::Bucket(bucket), [_, ..]) = (&policy.0, parts) {
         return bucket.take_back(history, start, ahead, units);
     }
     let History { starts, .. } = history;

@@ -210,7 +210,7 @@ impl LockedLane {
                 let lock = KeptLock::new(&file).map_err(failed)?;
                 let is_gone = |other| !os::is_locked(&file, MEMBERS + other, 1).unwrap_or(true);
                 home.members().enter(number, is_gone);
-                home.heads().sweep(is_gone);
+                home.sweep_heads(is_gone);
                 return Ok(Member { number, _lock: lock });
             }
         }

@@ -10,7 +10,7 @@ use crate::decision::LOOK_AGAIN;
 use crate::error::Result;
 use crate::hash::Hash;
 use crate::policy::{Policy, Shape};
-use crate::snapshot::{KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
+use crate::snapshot::{KeySnapshot, LimitSnapshot, Snapshot, TenantSnapshot, Usage, WAIT_BOUNDS};
 use crate::state::cells::block::BlockCells;
 use crate::state::cells::home::{Home, KeyAt, Table};
 use crate::state::cells::index::Index;
@@ -156,6 +156,11 @@ impl Session {
                     let watched = survey.limits.entry(known.name.clone()).or_default();
                     let lately = lately.remove(&at).unwrap_or_default();
                     let mut seen = home.limit(at).survey(known, watched, (lately, sought, most, keys));
+                    if let (Some(hash), Some(key)) = (sought, &survey.sought)
+                        && let Some(tenant) = seen.tenants.iter_mut().find(|tenant| tenant.id == id_of(hash))
+                    {
+                        tenant.key.clone_from(key);
+                    }
                     seen.waiting = match home.is_lane() {
                         true => waiting.get(&at).copied().unwrap_or(0),
                         false => self.counts_of(at).map_or(0, |counts| counts.waiting()),
@@ -339,6 +344,11 @@ impl LimitCells<'_> {
             b.rank().cmp(&a.rank()).then(fuller).then(a.hash.cmp(&b.hash))
         });
         watched.remember(&all, most_shown);
+        let tenants = self.survey_tenants(&table, most_shown);
+        if table.policy.is_shared() {
+            // They have no budgets of their own.
+            all.clear();
+        }
         let is_closed = |seen: &KeyReading| !until(home, home.block(seen.at.at).gate().load(Acquire)).is_zero();
         let is_hot = |seen: &&KeyReading| seen.total() > 0 || seen.table.at != table.at || is_closed(seen);
         let is_sought = |seen: &&KeyReading| Some(seen.hash) == sought;
@@ -361,8 +371,40 @@ impl LimitCells<'_> {
             bytes: home.limit_words(self.at) * 8,
             spare_bytes: home.of(&table).spare_blocks() * home.block_words(table.policy) * 8,
             hot_keys: hot.map(|seen| index.show_key(seen, gate)).collect(),
+            tenants,
             grants: None,
         }
+    }
+}
+
+impl LimitCells<'_> {
+    /// The tenants that wait, the next one first, and then so many others for which a share is kept.
+    fn survey_tenants(self, table: &Table, most: usize) -> Vec<TenantSnapshot> {
+        let Some(tenants) = self.home.tenants(self.at, table.capacity) else { return Vec::new() };
+        // (Lines count time from the boot.)
+        let (_, now) = self.home.clock.now_and_uptime();
+        let mut all: Vec<TenantSnapshot> = Vec::new();
+        for head in tenants.heads.in_order() {
+            let waits = Some(from_ticks((now as Tick).saturating_sub(head.since())));
+            let id = id_of(Hash([head.name, 0]));
+            match all.iter_mut().find(|tenant| tenant.id == id) {
+                // It waits in several processes.
+                Some(tenant) => tenant.waits = tenant.waits.max(waits),
+                None => all.push(TenantSnapshot { key: format!("#{id}"), id, share: 1, waits }),
+            }
+        }
+        let most = all.len() + most;
+        for (own, at) in self.home.index(table).keys_on_plans() {
+            let block = self.home.block(at);
+            let Some(hash) = block.checked_hash() else { continue };
+            let (key, id, share) = (block.text(), id_of(hash), own.policy.share());
+            if let Some(tenant) = all.iter_mut().find(|tenant| tenant.id == id) {
+                (tenant.key, tenant.share) = (key, share);
+            } else if all.len() < most {
+                all.push(TenantSnapshot { key, id, share, waits: None });
+            }
+        }
+        all
     }
 }
 

@@ -277,6 +277,7 @@ impl Session {
             bytes: 0,
             spare_bytes: 0,
             hot_keys: Vec::new(),
+            tenants: Vec::new(),
             grants: home
                 .is_granted(policy)
                 .then(|| GrantSnapshot { held, requests: counts.map_or(0, |counts| counts.requests()) }),

@@ -505,7 +505,7 @@ impl Session {
                 let own = locked.of(&table).for_key(found);
                 locked
                     .rewrite(&table, refused.hash, |history| {
-                        take_back(&own, history, refused.start, refused.ahead);
+                        take_back(&own.policy, history, refused.start, refused.ahead);
                     })
                     .map(drop)
             };

@@ -52,8 +52,8 @@ impl KeyLine {
         }
         for taken in taken {
             taken.give_back(pass.limiter);
-            let Waiting { wanted, since, deadline, hold, grace, .. } = taken.waiting;
-            self.insert(taken.rank, wanted, since, (deadline, hold, grace));
+            let Waiting { wanted, since, deadline, hold, grace, share, .. } = taken.waiting;
+            self.insert(taken.rank, wanted, since, (deadline, hold, grace), share);
         }
         self.ask_at = self.ask_at.min(pass.now());
     }

@@ -104,9 +104,10 @@ impl TurnLine {
         &mut self,
         pass: &Pass,
         rank: Rank,
-        Waiter { key, weight, timeout, grace, place, .. }: Waiter,
+        Waiter { key, weight, timeout, grace, place, share, .. }: Waiter,
     ) -> Result<()> {
         policy::check_some(weight)?;
+        policy::check_shares(share)?;
         let grace = grace_ticks("grace", grace)?;
         let hold = timeout.map_or(Tick::MAX, patience_ticks);
         pass.limiter.quiet_peek(key, weight)?;
@@ -118,7 +119,7 @@ impl TurnLine {
             self.wake(now);
         }
         let wanted = Wanted::of(pass.key, key, weight);
-        self.line.insert(rank, wanted.clone(), now, (Tick::MAX, hold, grace));
+        self.line.insert(rank, wanted.clone(), now, (Tick::MAX, hold, grace), share);
         if self.unnotified.len() > 2 * self.len() + 64 {
             self.unnotified.retain(|rank| self.line.waiters.contains_key(rank));
         }

@@ -1,0 +1,55 @@
+// Where the requests of each of several providers go.
+
+import type { Child } from "./composite.js";
+import { invalid } from "./errors.js";
+
+/** Where the requests of one alternative go, and the headers that replace the request's. */
+export interface Destination {
+  /** The scheme, host and port that replace the request's, and a path in front of its path, if there is one. */
+  readonly baseUrl: string | URL;
+  readonly headers?: Readonly<Record<string, string>> | undefined;
+}
+
+/** Returns where a request goes, from the alternative that was chosen; nothing: where it would go without it. */
+export type Route = (chosen: Child) => string | URL | Destination | null | undefined;
+
+/** What one server's client has to prove itself with, and another server must not get. */
+const CREDENTIALS = ["authorization", "proxy-authorization", "cookie", "x-api-key", "api-key", "x-goog-api-key"];
+
+/** @internal Where a request goes, and the headers to remove and to set. */
+export interface Target {
+  readonly url: URL;
+  readonly without: readonly string[];
+  readonly headers: Readonly<Record<string, string>>;
+}
+
+/** @internal Returns where a request with this URL goes; `null`: where it would go without a route. */
+export function targetOf(route: Route | undefined, chosen: Child | null, own: URL): Target | null {
+  const to = chosen === null ? null : route?.(chosen);
+  if (to == null) return null;
+  const isWhole = typeof to === "object" && !(to instanceof URL);
+  const { baseUrl, headers = {} }: Destination = isWhole ? to : { baseUrl: to };
+  const expected = 'a base URL such as "https://api.example.com", or an object with baseUrl and headers, from this function';
+  let base: URL;
+  try {
+    base = new URL(baseUrl);
+  } catch {
+    throw invalid("route", to, expected);
+  }
+  const { protocol, username, password, search } = base;
+  if (!/^https?:$/.test(protocol) || `${username}${password}${search}` !== "") throw invalid("route", String(baseUrl), expected);
+  if (typeof headers !== "object" || headers === null || Object.values(headers).some((value) => typeof value !== "string")) {
+    throw invalid("route", headers, "headers with texts as values, from this function");
+  }
+  const url = new URL(own);
+  [url.protocol, url.host, url.port] = [protocol, base.host, base.port];
+  url.pathname = base.pathname.replace(/\/+$/, "") + own.pathname;
+  return { url, without: url.origin === own.origin ? [] : [...CREDENTIALS, "host"], headers };
+}
+
+/** @internal Returns the headers of a request that goes elsewhere. */
+export function changed(headers: Headers, { without, headers: others }: Target): Headers {
+  for (const name of without) headers.delete(name);
+  for (const [name, value] of Object.entries(others)) headers.set(name, value);
+  return headers;
+}

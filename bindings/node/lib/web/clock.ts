@@ -1,0 +1,73 @@
+// The clock of a store, and the clock for tests.
+
+import type { Time } from "./engine.js";
+
+/** What a store reads. */
+export interface Clock {
+  /** Returns the time since the clock was made, in µs, rounded both ways. */
+  now(): Time;
+  /** Calls a function after this time in ms, or earlier. Returns how to prevent that. */
+  after(ms: number, call: () => void): () => void;
+  /** Returns the Unix time of its time 0 in µs. */
+  readonly unixUs: number;
+}
+
+/**
+ * The resolution of clocks in browsers, in µs: they are rounded down to at most a millisecond, so that pages cannot measure what
+ * other pages do. So the true time is up to this much later than a reading, and a start counts from there on.
+ */
+const RESOLUTION = 1_000;
+
+/** The longest time for a timer, in ms. */
+const LONGEST = 2 ** 31 - 1;
+
+/** The clock of this machine, which does not change when somebody sets the time of day. */
+export class SystemClock implements Clock {
+  readonly #began = performance.now();
+  readonly #time: number;
+  readonly unixUs: number;
+
+  /** `time`: the time of the store now. `unixUs`: the Unix time when it was 0. */
+  constructor(time = 0, unixUs = Date.now() * 1e3) {
+    this.#time = time;
+    this.unixUs = unixUs;
+  }
+
+  now(): Time {
+    const from = this.#time + (performance.now() - this.#began) * 1e3;
+    return [from, from + RESOLUTION];
+  }
+
+  after(ms: number, call: () => void): () => void {
+    const timer = setTimeout(call, Math.min(Math.ceil(ms), LONGEST));
+    return () => clearTimeout(timer);
+  }
+}
+
+/** A clock for tests. It stands still until it is advanced, which wakes the waiters that use it. */
+export class ManualClock implements Clock {
+  /** @internal It shows the time since 1970. */
+  readonly unixUs = 0;
+  #ms = 0;
+  readonly #calls = new Set<() => void>();
+
+  /** @internal */
+  now(): Time {
+    const us = Math.round(this.#ms * 1e3);
+    return [us, us];
+  }
+
+  /** Moves the clock forward by so many ms. */
+  advance(ms: number): void {
+    this.#ms += ms;
+    const calls = [...this.#calls];
+    this.#calls.clear();
+    for (const call of calls) call();
+  }
+
+  /** @internal */
+  after(_ms: number, call: () => void): () => void {
+    this.#calls.add(call);
+    return () => void this.#calls.delete(call);
+  }
+}

@@ -1,0 +1,204 @@
+// The limits of a store in WebAssembly: `bindings/web/src/abi.rs` is the other side. Every call returns at once.
+
+import { type LimitError, errorOf } from "./errors.js";
+
+/** What the module exports. */
+interface Exports {
+  readonly memory: WebAssembly.Memory;
+  wgl_new(unixUs: number, seed: number): number;
+  wgl_text(store: number, length: number): number;
+  wgl_text_length(store: number): number;
+  wgl_numbers(store: number): number;
+  wgl_limit(store: number, name: number, policy: number, from: number, to: number): number;
+  wgl_decide(store: number, limit: number, key: number, weight: number, looks: number, from: number, to: number): number;
+  wgl_end(store: number, limit: number, key: number, weight: number, how: number, actual: number, from: number, to: number): number;
+  wgl_pause(store: number, limit: number, key: number, us: number, from: number, to: number): number;
+  wgl_clear(store: number, limit: number, key: number): number;
+  wgl_override(store: number, name: number, policy: number, key: number, hasKey: number, from: number, to: number): number;
+  wgl_unit(store: number, name: number): number;
+  wgl_save(store: number, limit: number, key: number, from: number, to: number): void;
+  wgl_load(store: number, limit: number, key: number, from: number, to: number): void;
+  wgl_follow(store: number, limit: number, from: number, to: number): number;
+  wgl_part(store: number, limit: number, part: number): void;
+}
+
+/** A time of the store in µs, rounded both ways: the true time is none before the first number and none after the second. */
+export type Time = readonly [from: number, to: number];
+
+/** How a start ends: it ran, it never ran, or it ran and cost another number of units. */
+export const enum How {
+  completed,
+  cancelled,
+  settled,
+}
+
+/** What was decided about a start; times in ms. */
+export interface Decided {
+  readonly admitted: boolean;
+  readonly retryAfter: number;
+  readonly suggestedAfter: number;
+  readonly resetAfter: number;
+  readonly remaining: number;
+  readonly limit: number;
+  readonly deniedBy: string | null;
+  /** Whether units are held until their start ends, so that nobody knows when some will be free. */
+  readonly holds: boolean;
+  /** Whether it matters when a start ends. */
+  readonly isCounted: boolean;
+  /** How the parts of the limit know the start. */
+  readonly held: readonly number[];
+}
+
+/** The numbers of a decision, and then those of the start in each part. */
+const DECISION = 9;
+const HELD = 4;
+const MOST_PARTS = 16;
+
+const encoder = new TextEncoder();
+const decoder = new TextDecoder();
+
+export class Engine {
+  readonly #exports: Exports;
+  readonly #store: number;
+  readonly #parts: string[][] = [];
+
+  constructor(instance: WebAssembly.Instance, unixUs: number) {
+    this.#exports = instance.exports as unknown as Exports;
+    this.#store = this.#exports.wgl_new(unixUs, Math.random());
+  }
+
+  /** Passes the texts of a call, and returns their lengths. */
+  #pass(...texts: (string | Uint8Array)[]): number[] {
+    const all = texts.map((text) => (typeof text === "string" ? encoder.encode(text) : text));
+    let at = this.#exports.wgl_text(
+      this.#store,
+      all.reduce((sum, { length }) => sum + length, 0),
+    );
+    const memory = new Uint8Array(this.#exports.memory.buffer);
+    for (const bytes of all) {
+      memory.set(bytes, at);
+      at += bytes.length;
+    }
+    return all.map(({ length }) => length);
+  }
+
+  /** The text of an answer. */
+  #text(): string {
+    return decoder.decode(this.#bytes());
+  }
+
+  #bytes(): Uint8Array {
+    const length = this.#exports.wgl_text_length(this.#store);
+    return new Uint8Array(this.#exports.memory.buffer, this.#exports.wgl_text(this.#store, length), length);
+  }
+
+  #numbers(): Float64Array {
+    return new Float64Array(this.#exports.memory.buffer, this.#exports.wgl_numbers(this.#store), DECISION + HELD * MOST_PARTS);
+  }
+
+  /** Checks the answer of a call. */
+  #checked(answer: number): number {
+    if (answer < 0) throw this.#error(answer);
+    return answer;
+  }
+
+  #error(number: number): LimitError {
+    const text = this.#text();
+    const space = text.indexOf(" ");
+    return errorOf({ message: text.slice(space + 1), code: text.slice(0, space), number });
+  }
+
+  /** Declares a limit, or finds it if there is no policy. Returns its number. */
+  limit(name: string, policy: string, time: Time): number {
+    const [nameLength, policyLength] = this.#pass(name, policy);
+    return this.#checked(this.#exports.wgl_limit(this.#store, nameLength!, policyLength!, ...time));
+  }
+
+  /** Decides on a start and records it; or only `looks`. */
+  decide(limit: number, key: string, weight: number, time: Time, looks = false): Decided {
+    const [length] = this.#pass(key);
+    this.#checked(this.#exports.wgl_decide(this.#store, limit, length!, weight, Number(looks), ...time));
+    const numbers = this.#numbers();
+    const [admitted, retry, suggested, remaining, most, reset, deniedBy, holds, isCounted] = numbers as unknown as Numbers;
+    const isAdmitted = admitted !== 0;
+    const count = isAdmitted && !looks ? this.#names(limit).length * HELD : 0;
+    return {
+      admitted: isAdmitted,
+      retryAfter: retry / 1e3,
+      suggestedAfter: suggested / 1e3,
+      resetAfter: reset / 1e3,
+      remaining,
+      limit: most,
+      holds: holds !== 0,
+      isCounted: isCounted !== 0,
+      held: [...numbers.subarray(DECISION, DECISION + count)],
+      deniedBy: isAdmitted ? null : this.#names(limit)[deniedBy]!,
+    };
+  }
+
+  /** The names of a limit's parts. */
+  #names(limit: number): readonly string[] {
+    const names = (this.#parts[limit] ??= []);
+    while (names.length === 0 || names.at(-1) !== "") {
+      this.#exports.wgl_part(this.#store, limit, names.length);
+      names.push(this.#text());
+    }
+    return names.slice(0, -1);
+  }
+
+  /** Ends a start. */
+  end(limit: number, key: string, weight: number, held: readonly number[], how: How, actual: number, time: Time): void {
+    const [length] = this.#pass(key);
+    this.#numbers().set(held, DECISION);
+    this.#checked(this.#exports.wgl_end(this.#store, limit, length!, weight, how, actual, ...time));
+  }
+
+  /** Lets nobody start for so many ms. */
+  pause(limit: number, key: string, ms: number, time: Time): void {
+    const [length] = this.#pass(key);
+    this.#checked(this.#exports.wgl_pause(this.#store, limit, length!, microseconds(ms), ...time));
+  }
+
+  /** Forgets all starts, and opens the gate. */
+  clear(limit: number, key: string): void {
+    const [length] = this.#pass(key);
+    this.#checked(this.#exports.wgl_clear(this.#store, limit, length!));
+  }
+
+  /** Overrides the policies of a limit or key, or lifts what does if there is no policy. */
+  override(name: string, policy: string, key: string | undefined, time: Time): void {
+    const [nameLength, policyLength, keyLength] = this.#pass(name, policy, key ?? "");
+    const hasKey = Number(key !== undefined);
+    this.#checked(this.#exports.wgl_override(this.#store, nameLength!, policyLength!, keyLength!, hasKey, ...time));
+  }
+
+  /** Returns the state of a key, and with the key "" the gates of all keys; `null` if there is nothing to keep. */
+  save(limit: number, key: string, time: Time): Uint8Array | null {
+    const [length] = this.#pass(key);
+    this.#exports.wgl_save(this.#store, limit, length!, ...time);
+    const bytes = this.#bytes();
+    return bytes.length > 0 ? bytes.slice() : null;
+  }
+
+  /** Restores a key. If this is no state of it, all that the limit had counts as used. */
+  load(limit: number, key: string, state: Uint8Array, time: Time): void {
+    const [length] = this.#pass(key, state);
+    this.#exports.wgl_load(this.#store, limit, length!, ...time);
+  }
+
+  /** Brings the keys that were restored to the policies of now. */
+  follow(limit: number, time: Time): void {
+    this.#checked(this.#exports.wgl_follow(this.#store, limit, ...time));
+  }
+
+  /** Returns a unit of time in ms; NaN if policies know none of this name. */
+  unitOfTime(name: string): number {
+    const [length] = this.#pass(name);
+    return this.#exports.wgl_unit(this.#store, length!) / 1e3 || Number.NaN;
+  }
+}
+
+/** Rounds up. (0.2 ms are 200 µs, although 0.2 * 1e3 is more.) */
+const microseconds = (ms: number): number => Math.ceil(Math.round(ms * 1e6) / 1e3);
+
+type Numbers = readonly [number, number, number, number, number, number, number, number, number];

@@ -1,0 +1,106 @@
+// Stores: where limits live.
+
+import { type Clock, ManualClock, SystemClock } from "./clock.js";
+import { Decider } from "./decider.js";
+import { Engine } from "./engine.js";
+import { LimitError, StoreClosed, invalid } from "./errors.js";
+import { keyOf, options as checked, text } from "./input.js";
+import { Shared } from "./shared.js";
+import { type Desk, type KeyOptions, Limiter, nameOf } from "./limiter.js";
+
+/** The options of a store. */
+export interface OpenOptions {
+  /** A clock for tests. Only for "memory:". */
+  clock?: ManualClock | undefined;
+  /** The compiled module, where a program cannot compile one: `workglow-limit/web/module.wasm`. Cloudflare's workers need no option. */
+  module?: WebAssembly.Module | undefined;
+}
+
+/** Holds limits: in "memory:" for this object, in "indexeddb:NAME" for all tabs and workers of an origin. */
+export class Store {
+  /** The store's address. */
+  readonly url: string;
+  readonly #desk: Desk;
+  readonly #close: () => void;
+  /** The latest limiter of each name that declares a policy. */
+  readonly #limiters = new Map<string, Limiter>();
+  #isClosed = false;
+
+  /** @internal */
+  constructor(url: string, desk: Desk, close: () => void) {
+    this.url = url;
+    this.#close = close;
+    const call: Desk["call"] = async (call) => {
+      if (this.#isClosed) throw new StoreClosed(`store "${url}" was closed: to use it again, open it again`, "store_closed", -21);
+      return desk.call(call);
+    };
+    this.#desk = { call, unitOfTime: (name) => desk.unitOfTime(name) };
+  }
+
+  /**
+   * Returns a limiter of this name. With a policy, such as "100/1m", "10/1s burst 20" or "100/1m + 5 concurrent", its first call
+   * declares the limit; what was declared last holds. Without one, its first call finds what is declared.
+   */
+  limiter(name: string, policy?: string): Limiter {
+    const limiter = new Limiter(this.#desk, nameOf(name), policy === undefined ? "" : text("policy", policy));
+    if (policy !== undefined) this.#limiters.set(name, limiter);
+    return limiter;
+  }
+
+  /**
+   * Overrides the policy that programs declare under a name with another one, until `lift`. In a limit of several kinds, each policy
+   * overrides the part of its kind. With a key, it overrides that key's policy only.
+   */
+  async override(name: string, policy: string, options?: KeyOptions): Promise<void> {
+    if (text("policy", policy) === "") throw invalid("policy", policy, "a policy, such as 100/1m");
+    await this.#override(nameOf(name), policy, keyIn(options));
+  }
+
+  /** Removes the override of a limit, or of a key. No effect if there is none. */
+  async lift(name: string, options?: KeyOptions): Promise<void> {
+    await this.#override(nameOf(name), "", keyIn(options));
+  }
+
+  async #override(name: string, policy: string, key: string | undefined): Promise<void> {
+    await this.#limiters.get(name)?._open();
+    await this.#desk.call({ op: "override", name, policy, key });
+  }
+
+  /** Closes the store: waiters and later calls reject. */
+  close(): void {
+    if (this.#isClosed) return;
+    this.#isClosed = true;
+    this.#close();
+  }
+}
+
+function keyIn(options: KeyOptions | undefined): string | undefined {
+  const { key } = checked(options, ["key"]);
+  return key === undefined ? undefined : keyOf(key);
+}
+
+/** Opens a store. `compiled`: the compiled module, if the caller passes none. */
+export async function openWith(compiled: () => Promise<WebAssembly.Module>, url: string, options?: OpenOptions): Promise<Store> {
+  const { clock, module } = checked(options, ["clock", "module"]);
+  if (clock !== undefined && !(clock instanceof ManualClock)) throw invalid("clock", clock, "a ManualClock");
+  if (module !== undefined && !(module instanceof WebAssembly.Module)) throw invalid("module", module, "a WebAssembly.Module");
+  const address = text("url", url);
+  const engine = async (unixUs: number) => new Engine(await WebAssembly.instantiate(module ?? (await compiled()), {}), unixUs);
+  if (address === "memory:") return inMemory(engine, clock ?? new SystemClock());
+  const name = /^indexeddb:(.+)$/s.exec(address)?.[1];
+  if (name === undefined) throw invalid("url", url, '"memory:" or "indexeddb:NAME"');
+  if (clock !== undefined) throw invalid("clock", clock, "none: the tabs of an origin share the clock of their machine");
+  if (globalThis.indexedDB === undefined || globalThis.navigator?.locks === undefined) {
+    throw new LimitError(`store "${address}" needs IndexedDB and Web Locks, as browsers have them on pages with https`, "unsupported", -13);
+  }
+  const shared = await Shared.open(name, engine);
+  return new Store(address, shared, () => shared.close());
+}
+
+async function inMemory(made: (unixUs: number) => Promise<Engine>, clock: Clock): Promise<Store> {
+  const engine = await made(clock.unixUs);
+  const decider = new Decider(engine, clock);
+  const desk: Desk = { call: (call) => decider.call(call), unitOfTime: (name) => engine.unitOfTime(name) };
+  const closed = new StoreClosed('store "memory:" was closed', "store_closed", -21);
+  return new Store("memory:", desk, () => decider.close(closed));
+}

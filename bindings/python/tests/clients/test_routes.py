@@ -1,0 +1,172 @@
+"""The alternative that was chosen decides where a request goes."""
+
+import asyncio
+
+import httpx2
+import openai
+import pytest
+import workglow_limit.httpx2
+from clients import CLIENTS, Urllib3
+from fake import WORDS, serving
+from workglow_limit import FirstOfLimiter, InvalidArgument, ManualClock, Store
+
+#: The name that no request may reach.
+NOWHERE = "http://provider.invalid"
+
+
+@pytest.fixture
+def servers():
+    with serving() as one, serving() as two:
+        yield one, two
+
+
+@pytest.fixture(params=[kind for kind in CLIENTS if kind is not Urllib3], ids=lambda kind: kind.__name__)
+def client(request):
+    """Runs a function with a client in an event loop, and closes the client."""
+
+    def use(limiter, scenario, **options):
+        async def main():
+            client = request.param(limiter, **options)
+            try:
+                return await asyncio.wait_for(scenario(client), 60)
+            finally:
+                await client.end()
+
+        return asyncio.run(main())
+
+    return use
+
+
+def limits(one="2/1m", two="3/1m"):
+    store = Store("memory:", clock=ManualClock())
+    return FirstOfLimiter([store.limiter("one", one), store.limiter("two", two)])
+
+
+def to(servers):
+    """Of two providers the second one has a path and a key of its own."""
+    one, two = (server.url for server in servers)
+    urls = {"one": one, "two": {"base_url": f"{two}/api/", "headers": {"authorization": "Bearer two", "x-two": "2"}}}
+    return lambda chosen: urls[chosen.name]
+
+
+async def get(client, url, method="GET", **body):
+    response = await client.open(url, method, **body)
+    data = await client.read(response)
+    await client.close(response)
+    return getattr(response, "status_code", None) or response.status, data
+
+
+def test_requests_go_to_the_provider_that_was_chosen(client, servers):
+    async def scenario(client):
+        for i in range(5):
+            headers = {"authorization": "Bearer one", "x-own": str(i)}
+            assert await get(client, f"{NOWHERE}/x?a=1&b=%2F", "POST", content=b"abc", headers=headers) == (
+                200,
+                b"fine",
+            )
+
+    client(limits(), scenario, route=to(servers), timeout=0)
+    for server, path, key, owns in zip(servers, ("/x", "/api/x"), (None, "Bearer two"), ("01", "234"), strict=True):
+        assert server.paths == {path: len(owns)} and server.bodies == [b"abc"] * len(owns)
+        for headers, own in zip(server.headers, owns, strict=True):
+            assert (headers["host"], headers["x-own"]) == (server.url.removeprefix("http://"), own)
+            # What the program has for another host is not for this one.
+            assert headers["authorization"] == key
+
+
+def test_a_refused_request_is_repeated_at_the_other_provider(client, servers):
+    one, two = servers
+    seen = []
+
+    def route(chosen):
+        seen.append(chosen.name)
+        return {"base_url": one.url, "headers": {"x-one": "1"}} if chosen.name == "one" else two.url
+
+    async def scenario(client):
+        url = f"{one.url}/x?status=429&times=1&retry-after=20"
+        two.paths["/x"] = 1  # It refuses the first request only.
+        return await get(client, url, "POST", content=b"abc", headers={"authorization": "Bearer one"})
+
+    assert client(limits(), scenario, route=route, retries=1, timeout=30) == (200, b"fine")
+    assert (seen, one.bodies, two.bodies) == (["one", "two"], [b"abc"], [b"abc"])
+    # The first one is where the program itself would have sent it.
+    assert (one.headers[0]["authorization"], one.headers[0]["x-one"]) == ("Bearer one", "1")
+    assert (two.headers[0]["authorization"], two.headers[0]["x-one"]) == (None, None)
+
+
+def test_without_a_route_of_its_own_a_request_goes_where_it_would(client, servers):
+    one, two = servers
+    asked = []
+
+    async def scenario(client):
+        return [await get(client, f"{one.url}/x") for _ in range(5)]
+
+    client(limits(), scenario, route=lambda chosen: two.url if chosen.name == "two" else None, timeout=0)
+    assert (len(one.arrivals), len(two.arrivals)) == (2, 3)
+    client(Store("memory:").limiter("only", "9/1m"), scenario, route=asked.append, timeout=0)
+    assert (len(one.arrivals), asked) == (7, [])
+
+
+@pytest.mark.parametrize(
+    ("route", "kind", "message"),
+    [
+        (lambda _: 5, TypeError, "what route returned is 5: expected a base URL"),
+        (lambda _: {"url": "http://x"}, TypeError, "what route returned is {'url': 'http://x'}: expected a base URL"),
+        (lambda _: {"base_url": "http://x", "headers": {"a": 5}}, TypeError, "a header that route returned is 'a': 5"),
+        (lambda _: "ftp://x", InvalidArgument, "the base URL that route returned is 'ftp://x': expected a base URL"),
+        (lambda _: "http://u:p@x", InvalidArgument, "the base URL that route returned"),
+        (lambda _: "http://x?a", InvalidArgument, "the base URL that route returned"),
+        (lambda _: 1 // 0, ZeroDivisionError, ""),
+    ],
+)
+def test_a_route_that_fails_sends_nothing_and_charges_nothing(client, servers, route, kind, message):
+    limiter = limits("1 concurrent", "1/1m")
+
+    async def scenario(client):
+        with pytest.raises(kind) as raised:
+            await get(client, f"{servers[0].url}/x")
+        assert str(raised.value).startswith(message)
+
+    client(limiter, scenario, route=route)
+    assert limiter.peek().remaining == 1 and not servers[0].arrivals
+
+
+def test_a_route_is_a_function(client):
+    with pytest.raises(TypeError, match="route is 'x': expected a function, not str"):
+        client(limits(), None, route="x")
+
+
+def test_the_sdk_of_a_provider_uses_all_of_them(servers):
+    store = Store("memory:", clock=ManualClock())
+    parts = "requests: 2/1m + tokens: 5000/1m"
+    providers = FirstOfLimiter([store.limiter(name, parts) for name in ("one", "two")])
+    urls = {"one": f"{servers[0].url}/", "two": {"base_url": servers[1].url, "headers": {"authorization": "Bearer 2"}}}
+    transport = workglow_limit.httpx2.LimitedTransport(
+        providers, tokens="tokens", timeout=0, route=lambda chosen: urls[chosen.name]
+    )
+    asked = {"model": "m", "messages": [{"role": "user", "content": "how far is the moon?"}], "max_tokens": 500}
+    with openai.OpenAI(api_key="1", base_url=f"{NOWHERE}/v1", http_client=httpx2.Client(transport=transport)) as client:
+        for _ in range(4):
+            answer = client.chat.completions.create(**asked)
+            assert answer.choices[0].message.content == " ".join(WORDS)
+    assert [server.paths for server in servers] == [{"/v1/chat/completions": 2}] * 2
+    assert [headers["authorization"] for headers in servers[1].headers] == ["Bearer 2"] * 2
+    tokens = [store.limiter(f"{name}/tokens").peek().remaining for name in ("one", "two")]
+    assert tokens == [5000 - 2 * (7 + len(WORDS))] * 2
+
+
+def test_tokens_of_alternatives(servers):
+    """A part that one of them does not have is an error, and so is one weight for parts that are not listed."""
+    store = Store("memory:", clock=ManualClock())
+    providers = FirstOfLimiter([store.limiter("one", "requests: 2/1m + tokens: 9/1m"), store.limiter("two", "5/1m")])
+    for limiter, options, expected in (
+        (providers, {}, 'part is "tokens"'),
+        (FirstOfLimiter([store.limiter("one")]), {"weight": 2}, "weight is 2: expected a mapping"),
+    ):
+        transport = workglow_limit.httpx2.LimitedTransport(limiter, tokens="tokens", timeout=0, **options)
+        with httpx2.Client(transport=transport) as client, pytest.raises(InvalidArgument, match=expected):
+            client.post(f"{servers[0].url}/x", json={"max_tokens": 5, "messages": []})
+    transport = workglow_limit.httpx2.LimitedTransport(FirstOfLimiter([store.limiter("one")]), tokens="tokens")
+    with httpx2.Client(transport=transport) as client:
+        assert client.get(f"{servers[0].url}/x").status_code == 200  # It takes one token.
+    assert store.limiter("one/tokens").peek().remaining == 8
