@@ -13,6 +13,7 @@ mod cooling;
 mod counting;
 mod ends;
 mod futures;
+mod growing;
 mod hooks;
 mod joint;
 mod keyed;
