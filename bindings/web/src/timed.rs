@@ -129,13 +129,13 @@ impl Timed {
 
     /// The policy, with the distance to the next start that the last jobs determine.
     fn adapted(&self) -> Policy {
-        let mut policy = self.policy;
-        if let (Shape::EvenlySpaced(spacing), Some(apart)) = (&mut policy.0, self.get(word::SPACING).checked_sub(1))
-            && spacing.is_adaptive
-        {
-            *spacing = spacing.apart(apart);
+        match self.policy.0 {
+            Shape::EvenlySpaced(spacing) if spacing.is_adaptive => match self.get(word::SPACING) {
+                0 => self.policy,
+                apart => Policy(Shape::EvenlySpaced(spacing.apart(apart - 1))),
+            },
+            _ => self.policy,
         }
-        policy
     }
 
     fn cells(&self, phase: u64) -> Cells<'_> {
@@ -182,10 +182,6 @@ impl Timed {
                     own,
                     logged,
                     ring,
-                    // Its ring is whole from the beginning.
-                    whole: ring.len() as u64,
-                    largest: self.policy.largest(),
-                    left_out: [peak; 2],
                     origins,
                     peak,
                     life,
@@ -307,13 +303,13 @@ impl Timed {
         let mut former = self.former();
         if policy != self.policy {
             let frame = |window, is_smooth| frame(at.phase, window, is_smooth);
-            if carry_over((&self.policy, None), &policy, frame, &mut history, at.now) {
+            if carry_over(&self.policy, &policy, frame, &mut history, at.now) {
                 former = Some(self.policy);
             }
         }
         edit(&policy, &mut history);
         if !policy.windows().is_empty() {
-            history.pad(policy.largest(), policy.counts_since(at.now));
+            history.pad(policy.largest());
         }
         let new = Timed::with(policy, policy.has_origins());
         new.put(word::BACKOFF, self.get(word::BACKOFF));

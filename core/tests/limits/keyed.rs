@@ -337,17 +337,16 @@ fn policies_of_keys_leak_nothing() {
     limiter.open().unwrap();
     let size = || std::fs::metadata(dir.file("limits.db-lane")).unwrap().len();
     let mut sizes = Vec::new();
-    for round in 0..1_000 {
+    for round in 0..600 {
         let key = format!("{}", round % 10);
         store.override_limit("api", ["200/1h", "50/1h"][round / 10 % 2], Some(&key)).unwrap();
-        // Rings grow with the starts that they hold, and then no more.
-        assert!(round >= 600 || limiter.decide(&key, 1).unwrap().admitted || round > 400);
+        assert!(limiter.decide(&key, 1).unwrap().admitted || round > 400);
         if round % 20 < 10 {
             store.lift("api", Some(&key)).unwrap();
         }
         sizes.push(size());
     }
-    assert_eq!(sizes[600], sizes[999], "{sizes:?}");
+    assert_eq!(sizes[200], sizes[599], "{sizes:?}");
 }
 
 #[test]
@@ -548,14 +547,11 @@ fn keys_change_their_policies_while_others_start_on_them() {
     const KEYS: u64 = 20;
     let dir = Dir::in_memory("storm");
     let url = dir.url();
-    // Two busy processes on a busy machine may keep a third from the lock for seconds.
-    let mut options = StoreOptions::default();
-    options.timeout = Duration::from_secs(60);
-    Store::with_options(&url, options.clone()).unwrap().limiter("api", "10/1h").unwrap().open().unwrap();
+    Store::new(&url).unwrap().limiter("api", "10/1h").unwrap().open().unwrap();
     let started = shared(KEYS as usize);
     let worker = |_| {
         Child::run(|| {
-            let limiter = Store::with_options(&url, options.clone()).unwrap().find("api").unwrap();
+            let limiter = Store::new(&url).unwrap().find("api").unwrap();
             let mut random = Random::new();
             loop {
                 let key = random.below(KEYS);
@@ -572,7 +568,7 @@ fn keys_change_their_policies_while_others_start_on_them() {
         })
     };
     let workers: Vec<Child> = (0..2).map(worker).collect();
-    let store = Store::with_options(&url, options).unwrap();
+    let store = Store::new(&url).unwrap();
     let limiter = store.find("api").unwrap();
     let mut random = Random::new();
     let mut most = [10; KEYS as usize];

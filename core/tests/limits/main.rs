@@ -13,7 +13,6 @@ mod cooling;
 mod counting;
 mod ends;
 mod futures;
-mod growing;
 mod hooks;
 mod joint;
 mod keyed;

@@ -25,7 +25,6 @@ mod processes;
 #[cfg(feature = "fault-points")]
 mod restoring;
 mod rewriting;
-mod rings;
 mod shares;
 mod space;
 mod storms;

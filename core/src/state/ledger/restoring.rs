@@ -27,7 +27,6 @@ use crate::state::cells::home::{BEHIND, Blocked, Home, Table};
 use crate::state::cells::layout::{LimitAt, RESTORING, TableAt, limit_word, table_word};
 use crate::state::cells::locked::Locked;
 use crate::state::cells::table::TableCells;
-use crate::state::rare::rewrite::{pad, units_of};
 use crate::state::rare::space::{MAX_TURNS, Need, Search};
 use crate::time::{Now, Tick};
 use rusqlite::{OptionalExtension, named_params, params};
@@ -159,14 +158,11 @@ impl Locked<'_> {
         }
         let (starts, former) = (self.of(table).starts_of(rows), self.of(table).former());
         let added = match former.at == table.at || starts.is_empty() {
-            true => {
-                self.add_with(table, hash, units_of(&starts), &|at| self.block(at).begin(table, hash, text, &starts))
-            }
+            true => self.index(table).find_or_begin(hash, &|at| self.block(at).begin(table, hash, text, &starts)),
             false => {
                 let (history, now) = self.history_before(&former, table, (hash, text), &starts)?;
-                self.add_with(table, hash, units_of(&history.starts), &|at| {
-                    self.block(at).begin_with(table, (hash, text), (&history, now))
-                })
+                self.index(table)
+                    .find_or_begin(hash, &|at| self.block(at).begin_with(table, (hash, text), (&history, now)))
             }
         };
         added.map(drop)
@@ -186,8 +182,7 @@ impl Locked<'_> {
                 Ok(()) => return Ok(()),
                 Err(Blocked::Full) => drop(search.has_found(self.make_space(table, hash, Need::Restored)?)?),
                 Err(Blocked::Refused(Error::StoreFull { .. })) => {
-                    let former = self.of(table).former().policy;
-                    self.grow_beyond(2 * self.most_words(former) + self.most_words(table.policy))?;
+                    self.grow_beyond(2 * self.key_words(self.of(table).former().policy))?;
                 }
                 Err(Blocked::Refused(error)) => return Err(error),
                 Err(_) => self.repair_key(table, hash)?,
@@ -205,13 +200,14 @@ impl Locked<'_> {
         starts: &[Start],
     ) -> Result<(History, Now)> {
         loop {
-            let ring = self.ring_for(former.policy, units_of(starts) + self.of(former).lost_units(), 0);
-            let at = self.unused_block(former.policy, ring)?;
+            let at = self.unused_block(former)?;
             // A block that has used up its lives is abandoned.
             if let Some(from) = self.block(at).begin(former, hash, text, starts) {
                 let (mut history, now) = self.take_history(former, from, table);
                 self.retire_block(former.policy, at);
-                pad(&mut history, table, now);
+                if !table.policy.windows().is_empty() {
+                    history.pad(table.policy.largest());
+                }
                 return Ok((history, now));
             }
         }

@@ -6,7 +6,6 @@ use crate::fault;
 use crate::fork::jitter;
 use crate::hash::Hash;
 use crate::state::cells::home::Blocked;
-use crate::state::ledger::restoring::Rows;
 use crate::waiting::MayWait;
 use std::ptr;
 use std::time::{Duration, Instant};
@@ -51,13 +50,10 @@ impl Limit {
     fn try_restore(&self, hash: Hash, text: &str, adds: bool) -> Result<Restored> {
         let bound = self.bound()?;
         let (home, table) = (bound.home(), bound.latest());
-        if !home.of(table).is_added_under_lock() {
+        if !home.of(table).may_restore() {
             return Ok(Restored::There);
         }
-        let rows = match home.of(table).may_restore() {
-            true => self.store.rows_of(home, ((home.limit(bound.limit).id(), hash), table.policy.longest()))?,
-            false => Rows::default(),
-        };
+        let rows = self.store.rows_of(home, ((home.limit(bound.limit).id(), hash), table.policy.longest()))?;
         if rows.is_empty() && !adds {
             return Ok(Restored::New);
         }
