@@ -547,11 +547,14 @@ fn keys_change_their_policies_while_others_start_on_them() {
     const KEYS: u64 = 20;
     let dir = Dir::in_memory("storm");
     let url = dir.url();
-    Store::new(&url).unwrap().limiter("api", "10/1h").unwrap().open().unwrap();
+    // Two busy processes on a busy machine may keep a third from the lock for seconds.
+    let mut options = StoreOptions::default();
+    options.timeout = Duration::from_secs(60);
+    Store::with_options(&url, options.clone()).unwrap().limiter("api", "10/1h").unwrap().open().unwrap();
     let started = shared(KEYS as usize);
     let worker = |_| {
         Child::run(|| {
-            let limiter = Store::new(&url).unwrap().find("api").unwrap();
+            let limiter = Store::with_options(&url, options.clone()).unwrap().find("api").unwrap();
             let mut random = Random::new();
             loop {
                 let key = random.below(KEYS);
