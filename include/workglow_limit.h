@@ -1014,6 +1014,17 @@ int wgl_peek(const wgl_limiter *limiter,
              uint64_t weight,
              wgl_decision *decision);
 
+// Writes in what time `starts` more starts will have begun, each of one unit, after the starts that are counted and the first
+// waiters that come before. WGL_NONE, and nothing is written, if nobody knows, because a start has to end before. Records
+// nothing. The time is exact for a rate with one window, a delay and a bucket where nobody waits, and otherwise a lower bound.
+//
+// Fails as wgl_try_acquire does.
+int wgl_forecast(const wgl_limiter *limiter,
+                 const char *key,
+                 size_t key_len,
+                 uint64_t starts,
+                 uint64_t *after_ns);
+
 // Returns whether a start of weight 1 would be admitted now: WGL_OK or WGL_DENIED. Changes nothing.
 //
 // This call and wgl_record_job_start are for schedulers that check first and record later. Another caller may start in

@@ -649,6 +649,14 @@ public:
         return decision(raw, std::nullopt);
     }
 
+    /// Returns in what time so many more starts will have begun, as `wgl_forecast` does; nothing if a start has to end before.
+    /// Records nothing.
+    [[nodiscard]] std::optional<Duration> forecast(std::uint64_t starts, Key key = {}) const {
+        std::uint64_t ns = 0;
+        return detail::ok(wgl_forecast(get(), key.data(), key.size(), starts, &ns)) ? std::optional(detail::duration(ns))
+                                                                                   : std::nullopt;
+    }
+
     /// Takes a place: a start in the future, or now, valid until `grace` after it is ready (nothing: a fortieth of the
     /// window, at most 50 ms). Nothing if it would be further away than `max_wait`.
     [[nodiscard]] std::optional<Place> reserve(Key key = {}, std::uint64_t weight = 1, Duration max_wait = forever,

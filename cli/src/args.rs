@@ -1,6 +1,6 @@
 //! The command line's arguments, and how a command is run.
 
-use crate::commands::{change, doctor, load, peek, shell, show, status, verify, watch};
+use crate::commands::{change, doctor, forecast, load, peek, shell, show, status, verify, watch};
 use crate::context::{Context, Outcome};
 use crate::failure::{EXIT_CODES, Exit, Failure};
 use crate::json::Keys;
@@ -45,6 +45,7 @@ enum Command {
     Status(status::Args),
     Show(show::Args),
     Peek(peek::Args),
+    Forecast(forecast::Args),
     Top(top::Args),
     Watch(watch::Args),
     Load(load::Args),
@@ -69,6 +70,7 @@ impl Command {
             Command::Status(args) => status::run(args, context),
             Command::Show(args) => show::run(args, context),
             Command::Peek(args) => peek::run(args, context),
+            Command::Forecast(args) => forecast::run(args, context),
             Command::Top(args) => top::run(args, context),
             Command::Watch(args) => watch::run(args, context),
             Command::Load(args) => load::run(args, context),

@@ -84,6 +84,24 @@ fn show_has_the_details_of_a_limit_a_composite_and_a_key() {
 }
 
 #[test]
+fn forecast_says_when_more_starts_have_begun() {
+    let dir = Dir::new("forecast");
+    let store = used(&dir.url());
+    store.limiter("slots", "2 concurrent").unwrap().open().unwrap();
+    let forecast = |words: &[&str]| run(&dir.url(), &[["forecast"].as_slice(), words].concat());
+    forecast(&["mail", "bob", "2"]).with(0).says(&["2 starts: now"]);
+    forecast(&["mail", "bob", "3"]).with(0).says(&["3 starts: in "]);
+    forecast(&["slots", "3"]).with(0).says(&["3 starts: unknown; jobs have to end before"]);
+    let seen = forecast(&["mail", "unused", "10", "--json"]).json(0);
+    assert_eq!(seen, json!({ "name": "mail", "key": "unused", "starts": 10, "after": 10_800.0 }));
+    assert_eq!(forecast(&["slots", "3", "--json"]).json(0)["after"], json!(null));
+    forecast(&["mail", "bob"]).with(2).says(&["STARTS is \"bob\"", "a number of starts"]);
+    forecast(&["mail"]).with(2).says(&["STARTS"]);
+    let counted = run(&dir.url(), &["status", "--json"]).json(0);
+    assert_eq!(limit(&counted, "mail")["stats"]["denied"], 1);
+}
+
+#[test]
 fn peek_sets_the_exit_code_and_counts_nothing() {
     let dir = Dir::new("peek");
     let _store = used(&dir.url());

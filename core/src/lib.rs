@@ -53,6 +53,7 @@
 //! | [`acquire`](Limiter::acquire) | wait in line, and sleep once |
 //! | [`acquire_async`](trait.Limiter.html#method.acquire_async) | the same as a future of an `Arc<dyn Limiter>`, in any runtime or none |
 //! | [`peek`](Limiter::peek) | what would be decided now |
+//! | [`forecast`](Limiter::forecast) | when so many more starts will have begun |
 //! | [`pause`](Limiter::pause) | the API answered 429: no process starts for so long |
 //! | [`cancel`](Limiter::cancel), [`settle`](Limiter::settle) | the job never ran, or used another number of units |
 //! | [`reserve`](Places::reserve) | a start in the future, which counts from now |

@@ -3,7 +3,7 @@
 use crate::input::{self, Sized32, given, key, shared, size_of_theirs};
 use crate::limiter::wgl_limiter;
 use crate::permit::wgl_permit;
-use crate::status::{WGL_DENIED, WGL_OK, guard};
+use crate::status::{WGL_DENIED, WGL_NONE, WGL_OK, guard};
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
@@ -148,6 +148,33 @@ pub unsafe extern "C" fn wgl_peek(
 ) -> c_int {
     // SAFETY: the caller's promise.
     unsafe { answer(limiter, key, key_len, decision, |limiter, key| limiter.peek(key, weight)) }
+}
+
+/// Writes in what time `starts` more starts will have begun, each of one unit, after the starts that are counted and the first
+/// waiters that come before. WGL_NONE, and nothing is written, if nobody knows, because a start has to end before. Records
+/// nothing. The time is exact for a rate with one window, a delay and a bucket where nobody waits, and otherwise a lower bound.
+///
+/// Fails as wgl_try_acquire does.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn wgl_forecast(
+    limiter: Option<&wgl_limiter>,
+    key: *const c_char,
+    key_len: usize,
+    starts: u64,
+    after_ns: Option<&mut MaybeUninit<u64>>,
+) -> c_int {
+    let call = |limiter: &dyn Limiter, key: &str| {
+        let out = given("after_ns", after_ns)?;
+        Ok(match limiter.forecast(starts, key)? {
+            None => WGL_NONE,
+            Some(after) => {
+                out.write(ns(after));
+                WGL_OK
+            }
+        })
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_key(limiter, key, key_len, call) }
 }
 
 /// Makes a decision and writes it.

@@ -46,6 +46,11 @@ static void null_pointers(void) {
     REFUSED(WGL_INVALID_ARGUMENT, "decision is NULL", wgl_decide(limiter, NULL, 0, 1, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_peek(NULL, NULL, 0, 1, &decision));
     REFUSED(WGL_INVALID_ARGUMENT, "decision is NULL", wgl_peek(limiter, NULL, 0, 1, NULL));
+    uint64_t after_ns;
+    REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_forecast(NULL, NULL, 0, 1, &after_ns));
+    REFUSED(WGL_INVALID_ARGUMENT, "after_ns is NULL", wgl_forecast(limiter, NULL, 0, 1, NULL));
+    REFUSED(WGL_INVALID_ARGUMENT, "starts is 0", wgl_forecast(limiter, NULL, 0, 0, &after_ns));
+    REFUSED(WGL_INVALID_ARGUMENT, "from 1 to 1000000000", wgl_forecast(limiter, NULL, 0, 1000000001, &after_ns));
     REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_acquire(NULL, NULL, 0, 1, 0, &permit, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "permit is NULL", wgl_acquire(limiter, NULL, 0, 1, 0, NULL, NULL));
     REFUSED(WGL_INVALID_ARGUMENT, "limiter is NULL", wgl_complete(NULL, &permit));

@@ -358,6 +358,21 @@ static void starts_and_denials_are_counted(void) {
     wgl_limiter_free(limiter);
 }
 
+static void more_starts_are_forecast(void) {
+    wgl_limiter *limiter;
+    uint64_t after_ns = 7;
+    MUST(wgl_policy_limiter_new(store, "forecast", "10/1s", &limiter));
+    IS(WGL_OK, wgl_forecast(limiter, "k", 1, 10, &after_ns));
+    CHECK(after_ns == 0, "in %llu ns", (unsigned long long)after_ns);
+    IS(WGL_OK, wgl_forecast(limiter, "k", 1, 25, &after_ns));
+    CHECK(after_ns == 2000 * MS, "in %llu ns", (unsigned long long)after_ns);
+    wgl_limiter_free(limiter);
+    MUST(wgl_policy_limiter_new(store, "forecast-slots", "2 concurrent", &limiter));
+    IS(WGL_NONE, wgl_forecast(limiter, NULL, 0, 3, &after_ns));
+    CHECK(after_ns == 2000 * MS, "nothing is written: %llu", (unsigned long long)after_ns);
+    wgl_limiter_free(limiter);
+}
+
 int main(void) {
     const char *schemes[] = {"memory:", "sqlite:"};
     make_dir(dir);
@@ -372,6 +387,7 @@ int main(void) {
         an_operator_overrides_a_policy();
         a_file_declares_limits();
         starts_and_denials_are_counted();
+        more_starts_are_forecast();
         end();
     }
     remove_dir(dir);

@@ -184,6 +184,10 @@ static void operators(const Bench &bench, const Directory &dir) {
     CHECK(limiter.peek("tenant").limit == 2, "lifted");
     CHECK(limiter.stats().policy_changes >= 2, "counted");
 
+    const Limiter pace = bench.store.limiter("pace", "10/1s"), slots = bench.store.limiter("slots", "2 concurrent");
+    CHECK(pace.forecast(10) == Duration(0s) && pace.forecast(25, "k") == Duration(2s), "a forecast");
+    CHECK(slots.forecast(2) == Duration(0s) && !slots.forecast(3), "a start has to end before");
+
     const Limiter shared = bench.store.limiter("shared", "2/1s shared");
     CHECK(shared.acquire("tenant", 1, 0, forever, 0s, 3) && shared.peek("other").remaining == 1, "one budget");
     bench.store.share("shared", "tenant", 3);

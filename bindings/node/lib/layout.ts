@@ -70,6 +70,8 @@ export const enum Op {
   settleParts = 32,
   /** Writes the number of the alternative's limiter that has the permit in the buffer to `large`. */
   chosen = 33,
+  /** Writes to `retryAfter` when `weight` more starts will have begun. */
+  forecast = 34,
 }
 
 /** The result of an operation. */

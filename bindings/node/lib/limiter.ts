@@ -17,7 +17,7 @@ import {
 import type { Found } from "./composite.js";
 import { InvalidArgument, Stopped, StoreError, TimeoutError, UnknownLimit, invalid, make, messageOf, refused, thrown } from "./errors.js";
 import { type Hook, type HookEvent, listen } from "./hooks.js";
-import { type Duration, keyOf, maybeMilliseconds, milliseconds, options as checkOptions, unicode } from "./input.js";
+import { type Duration, keyOf, maybeMilliseconds, milliseconds, options as checkOptions, unicode, whole } from "./input.js";
 import { Flag, Int, Num, Op, Status } from "./layout.js";
 import {
   type Answer,
@@ -56,6 +56,7 @@ export interface LimiterSetup {
 const START = ["key", "weight"];
 /** The operations that start a job or take a place for one. */
 const STARTS = new Set<number>([Op.attempt, Op.decide, Op.join, Op.joinWithPlace, Op.start, Op.reserve, Op.present, Op.recordJobStart]);
+const FORECAST = ["key"];
 const RESERVE = [...START, "maxWait", "grace"];
 
 /** Decides whether a job may start now, and if not, when. All limiters have these methods. */
@@ -344,6 +345,27 @@ export abstract class Limiter {
     const key = startKeyOf(options.key, options.weight);
     const weight = startWeightOf(options.weight);
     return this.#ask(Op.peek, key, weight, (status) => this.#forecast(status));
+  }
+
+  /**
+   * Returns in how many ms this many more starts will have begun, each of one unit, after the starts that are counted and the
+   * first waiters that come before; `null` if nobody knows, because a start has to end before. Records nothing. The time is exact
+   * for a rate with one window, a delay and a bucket where nobody waits, and otherwise a lower bound.
+   */
+  forecast(starts: number, options: Pick<StartOptions, "key"> = {}): number | null {
+    checkOptions(options, FORECAST);
+    return this.#after(this._do(Op.forecast, startKeyOf(options.key, undefined), whole("starts", starts)));
+  }
+
+  /** Does the same as `forecast` without blocking the event loop. */
+  async forecastAsync(starts: number, options: Pick<StartOptions, "key"> = {}): Promise<number | null> {
+    checkOptions(options, FORECAST);
+    const key = startKeyOf(options.key, undefined);
+    return this.#ask(Op.forecast, key, whole("starts", starts), (status) => this.#after(status));
+  }
+
+  #after(status: Status): number | null {
+    return status === Status.yes ? numbers[Num.retryAfter]! / 1e3 : null;
   }
 
   #decision(key: StartKey, status: Status): Decision {

@@ -146,6 +146,7 @@ const INSTEAD: Partial<Record<number, readonly [name: string, instead: string]>>
   [Op.attempt]: ["tryAcquire()", "tryAcquireAsync()"],
   [Op.decide]: ["decide()", "decideAsync()"],
   [Op.peek]: ["peek()", "peekAsync()"],
+  [Op.forecast]: ["forecast()", "forecastAsync()"],
   [Op.reserve]: ["reserve()", "reserveAsync()"],
   [Op.present]: ["present()", "presentAsync()"],
   [Op.renew]: ["renew()", "renewAsync()"],

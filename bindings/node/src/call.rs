@@ -438,6 +438,11 @@ impl Core {
                 buffer.put_yes_or_no(window.is_some());
                 buffer.retry_after = us(window.unwrap_or_default());
             }
+            Operation::Forecast => {
+                let after = limiter.forecast(weight, key)?;
+                buffer.put_yes_or_no(after.is_some());
+                buffer.retry_after = us(after.unwrap_or_default());
+            }
             Operation::Advance => advance(&mut *self.waiting()?, buffer)?,
             Operation::Wake => {
                 let mut waiting = self.waiting()?;

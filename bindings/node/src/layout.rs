@@ -108,6 +108,8 @@ numbers! {
         SettleParts = 32,
         /// Writes the number of the alternative's limiter that has the permit in the buffer to `large`.
         Chosen = 33,
+        /// Writes to `retry_after` when `weight` more starts will have begun.
+        Forecast = 34,
     }
 }
 

@@ -67,6 +67,27 @@ test("a decision has all fields", () => {
   assert.equal(limiter.peek({ key: "other" }).permit, null);
 });
 
+test("a forecast says when more starts will have begun", async () => {
+  const { clock, limiter } = manual(package_, 10, 1);
+  const key = "k";
+  assert.ok(limiter.tryAcquire({ key }));
+  clock.advance(250);
+  assert.deepEqual(
+    [1, 9, 10, 19, 29].map((starts) => limiter.forecast(starts, { key })),
+    [0, 0, 750, 1000, 2000],
+  );
+  assert.equal(await limiter.forecastAsync(19, { key }), 1000);
+  const slots = new ConcurrencyLimiter(2);
+  assert.deepEqual([slots.forecast(2), slots.forecast(3), await slots.forecastAsync(3)], [0, null, null]);
+  assert.equal(limiter.stats({ key }).denied, 0);
+  for (const starts of [0, -1, 1.5, 1e9 + 1, "3", undefined, null]) {
+    const about = { name: "InvalidArgument", message: /^starts is .*: expected a / };
+    assert.throws(() => limiter.forecast(starts), about);
+    await assert.rejects(limiter.forecastAsync(starts), about);
+  }
+  assert.throws(() => limiter.forecast(1, { weight: 2 }), { name: "InvalidArgument" });
+});
+
 test("durations may be fractions of a millisecond", () => {
   const { clock, limiter } = manual(package_, 1, 0.0015);
   limiter.tryAcquire();

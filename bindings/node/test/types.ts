@@ -206,6 +206,10 @@ export async function onServer(): Promise<number> {
   await (await rate.tryAcquireAsync())?.cancelAsync();
   await permit.completeAsync();
   const { remaining }: Forecast = await rate.peekAsync({ key: "k", weight: 0 });
+  const begun: (number | null)[] = [rate.forecast(5), await rate.forecastAsync(5, { key: { tenant: "k" } })];
+  console.log(begun);
+  // @ts-expect-error: each start is of one unit
+  rate.forecast(5, { weight: 2 });
   return remaining;
 }
 

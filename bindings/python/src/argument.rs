@@ -77,6 +77,11 @@ pub fn weight_to_peek(value: Given<'_, '_>) -> PyResult<u64> {
     units("weight", value)
 }
 
+/// The number of starts of a forecast.
+pub fn starts(value: Given<'_, '_>) -> PyResult<u64> {
+    whole("starts", value).map(|starts| starts.clamped())
+}
+
 /// The units that a start used in the end. They may be 0.
 pub fn actual(value: Given<'_, '_>) -> PyResult<u64> {
     units("actual", value)

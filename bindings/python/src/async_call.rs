@@ -11,6 +11,7 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use workglow_limit::embed::Begun;
 use workglow_limit::{Attempt, Error, Limiter, Result};
 
@@ -45,6 +46,7 @@ struct Asked {
 enum Decided {
     Start(Attempt),
     Whole(workglow_limit::Decision),
+    Forecast(Option<Duration>),
 }
 
 #[derive(Clone, Copy)]
@@ -52,6 +54,8 @@ pub enum Kind {
     TryAcquire,
     Decide,
     Peek,
+    /// Of as many starts as the weight is.
+    Forecast,
 }
 
 /// Returns the coroutine of a decision.
@@ -110,6 +114,7 @@ impl AsyncCall {
                     Decided::Start(Attempt::Admitted(raw)) => Permit::with_key(shared, raw, key).into_py_any(py),
                     Decided::Start(Attempt::Denied(_)) => Ok(py.None()),
                     Decided::Whole(decision) => Decision::new(py, shared, key, decision)?.into_py_any(py),
+                    Decided::Forecast(after) => after.map(|after| after.as_secs_f64()).into_py_any(py),
                 });
                 shared.maintain(py);
                 answer
@@ -142,6 +147,7 @@ impl Kind {
             Kind::TryAcquire => core.attempt(key, weight).map(Decided::Start),
             Kind::Decide => core.decide(key, weight).map(Decided::Whole),
             Kind::Peek => core.peek(key, weight).map(Decided::Whole),
+            Kind::Forecast => core.forecast(weight, key).map(Decided::Forecast),
         }
     }
 }
@@ -152,6 +158,7 @@ impl Decided {
             Decided::Start(Attempt::Admitted(permit)) => Some(permit),
             Decided::Start(Attempt::Denied(_)) => None,
             Decided::Whole(decision) => decision.permit,
+            Decided::Forecast(_) => None,
         };
         permit.map(|permit| core.cancel(&permit));
     }

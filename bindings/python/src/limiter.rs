@@ -419,6 +419,21 @@ impl Limiter {
         Decision::new(py, &self.shared, &key, decision)
     }
 
+    /// Returns in how many seconds this many more starts will have begun, each of one unit, after the starts that are counted and
+    /// the first waiters that come before; None if nobody knows, because a start has to end before. Records nothing. The time is
+    /// exact for a rate with one window, a delay and a bucket where nobody waits, and otherwise a lower bound.
+    #[pyo3(signature = (starts, key=Key::Plain(None)), text_signature = "($self, starts, key=None)")]
+    fn forecast(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = argument::starts)] starts: u64,
+        #[pyo3(from_py_with = joint::key)] key: Key<'_, '_>,
+    ) -> PyResult<Option<f64>> {
+        let (key, _) = joint::start(&*self.shared.core, key, Weight::Plain(1))?;
+        let after = self.shared.decide(py, &key, move |core, key| core.forecast(starts, key))?;
+        Ok(after.map(|after| after.as_secs_f64()))
+    }
+
     /// Waits until the limit admits the start, and returns its permit. It waits at most timeout seconds (None: no limit), without
     /// the GIL, and Ctrl-C interrupts it. Waiters of one process start in the order of their priority (lower numbers first), then
     /// in the order of their calls. A waiter that is interrupted or times out returns its place.
@@ -572,6 +587,18 @@ impl Limiter {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (key, weight) = joint::start(&*self.shared.core, key, weight)?;
         async_call::decision(py, &self.shared, Kind::Peek, &key, weight)
+    }
+
+    /// As forecast, for event loops: await it. Waiting for the store does not block the loop.
+    #[pyo3(signature = (starts, key=Key::Plain(None)), text_signature = "($self, starts, key=None)")]
+    fn forecast_async<'py>(
+        &self,
+        py: Python<'py>,
+        #[pyo3(from_py_with = argument::starts)] starts: u64,
+        #[pyo3(from_py_with = joint::key)] key: Key<'_, '_>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let (key, _) = joint::start(&*self.shared.core, key, Weight::Plain(1))?;
+        async_call::decision(py, &self.shared, Kind::Forecast, &key, starts)
     }
 
     /// Takes a place: a start in the future, or now, that counts against the limit from this call on. present() starts with it.

@@ -1,5 +1,7 @@
 """The meaning of every call, on every store."""
 
+import asyncio
+import inspect
 import time
 from datetime import datetime, timedelta, timezone
 from inspect import signature
@@ -58,6 +60,39 @@ def test_a_decision_has_all_fields(url):
     look = limiter.peek("k", weight=0)
     assert isinstance(look, Decision) and look.admitted and look.permit is None
     assert limiter.peek("k", 2).admitted is False
+
+
+def test_a_forecast_says_when_more_starts_have_begun(url):
+    clock = ManualClock()
+    store = Store(url, clock=clock)
+    rate, slots = store.limiter("rate", "10/1s"), store.limiter("slots", "2 concurrent")
+    assert rate.try_acquire("k")
+    clock.advance(0.25)
+    assert [rate.forecast(n, "k") for n in (1, 9, 10, 19, 29)] == [0, 0, 0.75, 1, 2]
+    assert (slots.forecast(2), slots.forecast(3)) == (0, None)
+    both = store.limiter("both", "calls: 1/1s + tenant: 1/1m")
+    assert both.forecast(3, {"tenant": "acme"}) == 120
+    assert rate.stats("k").denied == 0
+
+    async def main():
+        return await rate.forecast_async(19, "k"), await slots.forecast_async(3)
+
+    assert asyncio.run(main()) == (1, None)
+
+
+def test_a_forecast_of_no_number_of_starts_is_refused():
+    for call in NullLimiter().forecast, RateLimiter(10, 1).forecast_async:
+        for starts in 0, -1, 10**9 + 1, 2**70:
+            with pytest.raises(InvalidArgument, match=r"starts is .*: expected a whole number from 1 to 1000000000"):
+                asyncio.run(awaited(call, starts))
+        for starts in "3", 1.5, None:
+            with pytest.raises(TypeError, match="starts"):
+                asyncio.run(awaited(call, starts))
+
+
+async def awaited(call, *args):
+    result = call(*args)
+    return await result if inspect.isawaitable(result) else result
 
 
 def test_names_are_shared_and_attached(url):
@@ -233,11 +268,13 @@ def test_every_call_takes_the_key_first_and_the_weight_second():
         "try_acquire": "key=None, weight=1",
         "decide": "key=None, weight=1",
         "peek": "key=None, weight=1",
+        "forecast": "starts, key=None",
         "acquire": "key=None, weight=1, timeout=None, *, priority=0, share=None, place=None, grace=None",
         "reserve": "key=None, weight=1, max_wait=None, grace=None",
         "try_acquire_async": "key=None, weight=1",
         "decide_async": "key=None, weight=1",
         "peek_async": "key=None, weight=1",
+        "forecast_async": "starts, key=None",
         "acquire_async": "key=None, weight=1, timeout=None, *, priority=0, share=None, place=None, grace=None",
         "limit": "key=None, weight=1, timeout=None",
         "wrap": "function, key=None, weight=1, timeout=None",

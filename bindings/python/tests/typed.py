@@ -141,6 +141,7 @@ def calls(limiter: Limiter) -> Decision:
     limiter.pause(MINUTE)
     limiter.pause(20.5, "k")
     limiter.clear()
+    assert_type((limiter.forecast(5), limiter.forecast(5, key={"tenant": "k"})), tuple[float | None, float | None])
     return limiter.peek(weight=0)
 
 
@@ -221,6 +222,7 @@ async def of_decorated() -> None:
     assert_type(await rate.try_acquire_async("k", weight=2), Permit | None)
     decision = await rate.decide_async("k", weight=2)
     assert_type((decision, await rate.peek_async("k", weight=0)), tuple[Decision, Decision])
+    assert_type(await rate.forecast_async(5, "k"), float | None)
     if decision.permit:
         async with decision.permit as permit:
             assert_type(permit, Permit)

@@ -2,6 +2,7 @@
 
 pub mod change;
 pub mod doctor;
+pub mod forecast;
 pub mod load;
 pub mod peek;
 pub mod shell;

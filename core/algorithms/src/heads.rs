@@ -244,6 +244,20 @@ impl<'a> Heads<'a> {
         self.survey(name, usize::MAX, 0).least
     }
 
+    /// The units that the heads want which come before a waiter of this name with this tag, that is not shown.
+    pub fn units_before(&self, name: u64, tag: u64) -> u64 {
+        if self.reaches.is_empty() {
+            return 0;
+        }
+        let bucket = self.bucket(name);
+        let reach = (self.reaches[bucket].load(Acquire) & ANY_REACH) as usize;
+        let order = self.order();
+        let own = order(&Head { at: usize::MAX, tag, name, owner: 0, units: 0 });
+        let heads = self.from(bucket).take(reach).filter_map(|(at, entry)| self.read(at, entry, name));
+        let before = heads.filter(|head| head.tag & SKIPPED == 0 && order(head) < own);
+        before.fold(0, |units, head| units.saturating_add(head.units))
+    }
+
     /// Looks at all heads of a name, from an entry of it. Those of the same priority that asked less than `near` before are
     /// not counted. Without that entry all are.
     pub fn survey(&self, name: u64, mine: usize, near: Tick) -> Survey {
@@ -384,7 +398,9 @@ mod tests {
         let least = heads.survey(7, late, 0);
         let expected = Head { at: early, tag: tag(0, 20), name: 7, owner: 2, units: 3 };
         assert_eq!(least, Survey { least: Some(expected), ahead: 1, units: 3 });
+        assert_eq!([25, 35].map(|since| heads.units_before(7, tag(0, since))), [3, 4]);
         let urgent = heads.join(7, 1, tag(-1, 90), 1).unwrap();
+        assert_eq!((heads.units_before(7, tag(0, 10)), heads.units_before(9, tag(0, 99))), (1, 0));
         assert_eq!(heads.survey(7, early, 0).least.map(|head| head.at), Some(urgent));
         assert_eq!(heads.survey(7, late, 0).ahead, 2);
         heads.show(urgent, tag(i32::MAX, 1), 1);

@@ -8,6 +8,7 @@ use crate::decision::Decision;
 use crate::error::Result;
 use crate::hooks::{Happening, Hook, HookId};
 use crate::permit::RawPermit;
+use crate::policy;
 use crate::stats::Stats;
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,6 +62,29 @@ pub trait Limiter: Places + Scheduler {
     /// As for [`Limiter::attempt`].
     fn peek(&self, key: &str, weight: u64) -> Result<Decision> {
         reporting_errors(self, key, weight, || self.quiet_peek(key, weight))
+    }
+
+    /// Returns in what time this many more starts will have begun, each of one unit, if the caller asked now and nobody
+    /// more urgent came: as the limit counts now, and after the first waiter of each line that comes before. `None`:
+    /// nobody knows, because a start has to end before. Records nothing.
+    ///
+    /// Where nobody waits, the time is exact for a rate with one window, a delay and a bucket. Otherwise it is a lower bound: with
+    /// waiters, for several windows, counted windows, rates on servers and alternatives.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use workglow_limit::{Limiter, RateLimiter, Store};
+    /// let mails = RateLimiter::new(&Store::new("memory:")?, "mails", 10, Duration::from_secs(60))?;
+    /// assert_eq!(mails.forecast(10, "")?, Some(Duration::ZERO));
+    /// assert_eq!(mails.forecast(25, "")?, Some(Duration::from_secs(120)));
+    /// # Ok::<(), workglow_limit::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Limiter::peek`]; [`InvalidArgument`](crate::Error::InvalidArgument) unless `starts` is from 1 to 1,000,000,000.
+    fn forecast(&self, starts: u64, key: &str) -> Result<Option<Duration>> {
+        policy::check_starts(starts)?;
+        reporting_errors(self, key, 0, || self.quiet_forecast(key, starts))
     }
 
     /// Starts if enough units are free now.

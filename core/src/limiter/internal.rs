@@ -189,6 +189,13 @@ pub trait Quiet: Behind {
         self.quiet_peek(key, weight)
     }
 
+    /// [`Limiter::forecast`](super::Limiter::forecast), for so many units. By default what a peek says: when one can start,
+    /// and whether all are free.
+    fn quiet_forecast(&self, key: &str, units: u64) -> Result<Option<Duration>> {
+        let seen = self.quiet_peek(key, units.min(1))?;
+        Ok((units <= 1 || units <= seen.remaining).then_some(seen.retry_after))
+    }
+
     /// [`Limiter::pause`](super::Limiter::pause).
     fn quiet_pause(&self, key: &str, pause: Duration) -> Result<()> {
         policy::check_key(key)?;

@@ -263,6 +263,16 @@ impl<L: Shareable> Quiet for Shared<L> {
         self.limiter.peek_again("", weight)
     }
 
+    /// After the tenants that are next before this one. (Those that would be next between two of its starts are not counted.)
+    fn quiet_forecast(&self, key: &str, units: u64) -> Result<Option<Duration>> {
+        policy::check_key(key)?;
+        let lines =
+            |found: &Key| Lines::of_tenant(found, Self::name_of(found, key)).map(|lines| lines.units_before(found));
+        // (The forecast itself meets a store that fails.)
+        let before = if self.is_calm() { 0 } else { self.with(|found| Ok(lines(found))).ok().flatten().unwrap_or(0) };
+        self.limiter.quiet_forecast("", units.saturating_add(before))
+    }
+
     fn quiet_pause(&self, key: &str, pause: Duration) -> Result<()> {
         policy::check_key(key)?;
         self.limiter.quiet_pause("", pause)

@@ -672,6 +672,11 @@ pub(crate) fn check_some(weight: u64) -> Result<()> {
     if weight > 0 { Ok(()) } else { Err(Error::invalid("weight", 0, "a whole number of at least 1")) }
 }
 
+/// Checks the number of starts of a forecast.
+pub(crate) fn check_starts(starts: u64) -> Result<()> {
+    in_range("starts", starts, slices::MAX)
+}
+
 /// Checks a weight against the limit's capacity.
 #[inline]
 pub(crate) fn check_weight(limit: &str, weight: u64, capacity: u64) -> Result<()> {

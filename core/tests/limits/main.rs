@@ -12,6 +12,7 @@ mod composites;
 mod cooling;
 mod counting;
 mod ends;
+mod forecast;
 mod futures;
 mod hooks;
 mod joint;

@@ -183,6 +183,27 @@ fn one_waiter_has_its_share_of_a_rate_beside_twenty_and_no_more() {
     }
 }
 
+#[test]
+fn a_forecast_counts_those_who_are_shown_before() {
+    let mut bench = Bench::with("forecast", "2/1s", 2);
+    let seconds = |n| Some(Duration::from_secs(n));
+    assert_eq!(bench.limiter.forecast(3, "").unwrap(), seconds(2));
+    // The first has a place at one second, of three units; the second is shown.
+    for weight in [1, 2] {
+        bench.join(0, Waiter::new("", weight));
+    }
+    bench.join(1, Waiter::new("", 1).priority(9));
+    let left = |n: u64| bench.limiter.forecast(n, "").unwrap().unwrap().as_secs_f64().round() as u64;
+    assert_eq!([1, 2, 3].map(left), [2, 3, 3]);
+    let each = [1, 2, 3, 4, 5].map(|n| bench.limiter.forecast(n, "").unwrap());
+    assert!(each.is_sorted(), "{each:?}");
+    let mut bench = Bench::new("forecast-slots", 2);
+    bench.join(0, Waiter::new("", 1));
+    let ended = bench.held.remove(0);
+    bench.limiter.complete(&ended).unwrap();
+    assert_eq!(bench.limiter.forecast(1, "").unwrap(), None, "the free one is for another");
+}
+
 /// A heavy start is first in a line that does not look any more. Its units are not free, but one is, for another.
 #[test]
 fn a_heavy_start_of_a_line_that_stands_still_holds_nobody_up() {

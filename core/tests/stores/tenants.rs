@@ -373,6 +373,30 @@ fn a_tenant_that_is_back_from_silence_and_one_with_another_share_start_according
     }
 }
 
+#[test]
+fn a_forecast_counts_the_tenants_that_are_next_before_this_one() {
+    for is_lane in [false, true] {
+        let mut bench = Bench::new("shared-forecast", is_lane, "2/1s shared", 2);
+        let seconds = |bench: &Bench, tenant, starts| {
+            bench.limiter.forecast(starts, tenant).unwrap().map(|after| after.as_secs_f64().round() as u64)
+        };
+        let of = |bench: &Bench, tenant| [1, 2, 3, 4].map(|n| seconds(bench, tenant, n).unwrap());
+        assert_eq!((of(&bench, "small"), of(&bench, "whale")), ([0, 0, 1, 1], [0, 0, 1, 1]), "nobody waits");
+        bench.join_many(0, "whale", 9);
+        assert_eq!(of(&bench, "small"), [1, 2, 2, 3], "both have had nothing, and the whale's first was here before");
+        assert_eq!(bench.pass_time(2, ms(1_500)), ["whale"; 2]);
+        assert_eq!(of(&bench, "small"), [1, 1, 2, 2], "the whale has had a start more");
+        assert_eq!(of(&bench, "whale"), [1, 2, 2, 3]);
+        assert!(bench.limiter.forecast(1, &"k".repeat(2_000)).is_err());
+
+        let mut bench = Bench::new("shared-forecast-slots", is_lane, "2 concurrent shared", 2);
+        assert_eq!([1, 2, 3].map(|n| seconds(&bench, "small", n)), [Some(0), Some(0), None]);
+        bench.join_many(0, "whale", 3);
+        bench.limiter.complete(&bench.running.remove(0)).unwrap();
+        assert_eq!(seconds(&bench, "small", 1), None, "the free one is the whale's");
+    }
+}
+
 /// Waiters who leave are not charged, nor is their tenant for the places that they held.
 #[test]
 fn who_leaves_is_not_charged() {

@@ -842,6 +842,13 @@ class Limiter:
     def peek(self, key: _Key = None, weight: _Weight = 1) -> Decision:
         """Returns the decision that decide would return, without a permit. Records nothing. weight may be 0."""
 
+    def forecast(self, starts: int, key: _Key = None) -> float | None:
+        """Returns in how many seconds this many more starts will have begun, each of one unit, after the starts that
+        are counted and the first waiters that come before; None if nobody knows, because a start has to end before.
+        Records nothing. The time is exact for a rate with one window, a delay and a bucket where nobody waits, and
+        otherwise a lower bound.
+        """
+
     def acquire(
         self,
         key: _Key = None,
@@ -883,6 +890,9 @@ class Limiter:
 
     def peek_async(self, key: _Key = None, weight: _Weight = 1) -> Coroutine[None, None, Decision]:
         """As peek, for event loops: await it. Waiting for the store does not block the loop."""
+
+    def forecast_async(self, starts: int, key: _Key = None) -> Coroutine[None, None, float | None]:
+        """As forecast, for event loops: await it. Waiting for the store does not block the loop."""
 
     def acquire_async(
         self,

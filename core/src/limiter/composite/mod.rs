@@ -379,6 +379,17 @@ impl Quiet for CompositeLimiter {
         self.look(&self.group.split(key, weight)?)
     }
 
+    /// When the slowest part has so many.
+    fn quiet_forecast(&self, key: &str, units: u64) -> Result<Option<Duration>> {
+        let charges = self.group.split(key, 1)?;
+        let of = |(i, child): (usize, &'_ Child)| {
+            let (key, weight) = charges.at(i);
+            child.quiet_forecast(key, weight.saturating_mul(units))
+        };
+        let all = self.group.children()?.iter().enumerate().map(of).collect::<Result<Vec<_>>>()?;
+        Ok(all.into_iter().try_fold(Duration::ZERO, |most, after| Some(most.max(after?))))
+    }
+
     fn quiet_pause(&self, key: &str, pause: Duration) -> Result<()> {
         self.group.each_key(key, |child, key| child.quiet_pause(key, pause)).map(drop)
     }

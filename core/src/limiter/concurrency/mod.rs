@@ -4,7 +4,7 @@ mod renewal;
 mod served;
 
 use super::internal::{Awaited, Base, Behind, Nested, Quiet};
-use super::line::{Claim, First, LineTurn, Lines, Room, Shown, Terms, calls_of, is_awaited};
+use super::line::{Claim, First, LineTurn, Lines, Room, Shown, Terms, calls_of, is_awaited, units_before};
 use super::shared::{Bell, Shareable};
 use super::{Attempt, Limiter, Places, Presented, foreign, unsupported};
 use crate::algorithm::leases::{Lease, Leases, NEVER};
@@ -466,6 +466,14 @@ impl Quiet for ConcurrencyLimiter {
             })
         };
         self.limit.or_instead(answer, |is_admitted| Decision { permit: None, ..self.undecided(is_admitted) })
+    }
+
+    /// What is free is known. More is when jobs have ended.
+    fn quiet_forecast(&self, key: &str, units: u64) -> Result<Option<Duration>> {
+        let free = self.quiet_peek(key, 0)?.remaining;
+        let ahead = || self.limit.look(key, |_, _, found, _| Ok(found.map_or(0, units_before)));
+        let units = if units == 0 { 0 } else { units.saturating_add(self.limit.or_instead(ahead, |_| 0)?) };
+        Ok((units <= free).then_some(Duration::ZERO))
     }
 
     fn arrive(&self, permit: &RawPermit) -> Result<bool> {

@@ -198,6 +198,22 @@ impl Quiet for FirstOfLimiter {
         self.look_again(&self.group.split(key, weight)?)
     }
 
+    /// When one of them has its part of so many: all together have no more before that.
+    fn quiet_forecast(&self, key: &str, units: u64) -> Result<Option<Duration>> {
+        let alternatives = self.alternatives()?;
+        let part = units.div_ceil(alternatives.len() as u64);
+        let charges = self.group.split(key, 1)?;
+        let of = |(i, child): (usize, &'_ Child)| {
+            let (key, weight) = charges.at(i);
+            child.quiet_forecast(key, weight.saturating_mul(part))
+        };
+        let all = alternatives.iter().enumerate().map(of).collect::<Result<Vec<_>>>()?;
+        Ok(match all.contains(&Some(Duration::ZERO)) {
+            true => Some(Duration::ZERO),
+            false => all.into_iter().collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().min()),
+        })
+    }
+
     fn quiet_pause(&self, key: &str, pause: Duration) -> Result<()> {
         self.each_key(key, |child, key| child.quiet_pause(key, pause)).map(drop)
     }

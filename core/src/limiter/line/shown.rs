@@ -73,6 +73,11 @@ impl<'a> Lines<'a> {
     pub(crate) fn of_tenant(found: &Key<'a>, name: u64) -> Option<Lines<'a>> {
         found.tenants().map(|tenants| Lines { heads: tenants.heads, name, near: 0 })
     }
+
+    /// What is shown that a caller of usual priority who asks now would start after.
+    pub(crate) fn units_before(&self, found: &Key) -> u64 {
+        self.heads.units_before(self.name, tag(0, found.home().clock.now().floor))
+    }
 }
 
 /// The number of this process among those that show lines. (A store of one process has no numbers.)
@@ -420,6 +425,14 @@ pub(crate) fn is_awaited(found: &Key) -> bool {
     found.home().is_lane() && {
         let (heads, name) = (found.home().heads(), name_of(found.limit(), found.hash));
         heads.may_wait(name) && heads.first(name).is_some()
+    }
+}
+
+/// Returns what the lines of all processes show that a caller of usual priority who asks now would start after.
+pub(crate) fn units_before(found: &Key) -> u64 {
+    match found.home().is_lane() {
+        true => Lines::of(found, 0).units_before(found),
+        false => 0,
     }
 }
 

@@ -89,6 +89,11 @@ impl<T: InStore> Quiet for T {
         }
     }
 
+    fn quiet_forecast(&self, key: &str, units: u64) -> Result<Option<Duration>> {
+        let answer = || self.timed().do_forecast(key, units).map(|after| Some(from_ticks(after)));
+        self.timed().limit.or_instead(answer, |_| None)
+    }
+
     fn quiet_reserve(&self, key: &str, weight: u64, when: When) -> Result<Reserved> {
         let reserved = || self.timed().do_reserve(key, weight, when);
         self.timed().limit.or_instead(reserved, |is_admitted| match is_admitted {

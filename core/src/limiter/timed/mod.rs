@@ -4,6 +4,7 @@ mod backoff;
 mod calls;
 mod deciding;
 mod ending;
+mod forecast;
 mod granted;
 mod places;
 mod served;
