@@ -101,7 +101,7 @@ export interface Denial extends DecisionNumbers {
 export type Decision = Admission | Denial;
 
 /** What a decision would be. Nothing was recorded, so there is no permit. */
-export type Forecast = (Omit<Admission, "permit"> & Pick<Denial, "permit">) | Denial;
+export type Peek = (Omit<Admission, "permit"> & Pick<Denial, "permit">) | Denial;
 
 /** The counts of all processes that share the limit. The last second of other processes may be missing. */
 export interface Stats {

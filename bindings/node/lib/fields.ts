@@ -1,6 +1,6 @@
 // The fields of draft-ietf-httpapi-ratelimit-headers-10: RateLimit-Policy and RateLimit.
 
-import type { Decision, Forecast } from "./calls.js";
+import type { Decision, Peek } from "./calls.js";
 import {
   ConcurrencyLimiter,
   DelayLimiter,
@@ -52,7 +52,7 @@ export class Policy {
   }
 
   /** Returns its item of RateLimit-Policy; empty without a limit. */
-  quota({ limit }: Decision | Forecast, window: number | null): string {
+  quota({ limit }: Decision | Peek, window: number | null): string {
     if (!Number.isFinite(limit)) return "";
     const item = `${this.#quoted};q=${limit}`;
     if (this.#isOfConcurrency) return `${item};qu="concurrent-requests"`;
@@ -61,7 +61,7 @@ export class Policy {
   }
 
   /** Returns its item of RateLimit; empty without a limit. */
-  state({ admitted, limit, remaining, resetAfter, retryAfter }: Decision | Forecast): string {
+  state({ admitted, limit, remaining, resetAfter, retryAfter }: Decision | Peek): string {
     if (!Number.isFinite(limit)) return "";
     const item = `${this.#quoted};r=${remaining}`;
     // The rest of a window is rounded up to a microsecond, which must not add a second.
@@ -73,7 +73,7 @@ export class Policy {
 /** A policy and its decision. */
 export interface PolicyDecision {
   readonly policy: Policy;
-  readonly decision: Decision | Forecast;
+  readonly decision: Decision | Peek;
   /** The window in ms, if it is known. */
   readonly window: number | null;
 }

@@ -1,6 +1,6 @@
 // A rate limit for packages that count hits and refuse those above a number.
 
-import type { Decision, Forecast } from "./calls.js";
+import type { Decision, Peek } from "./calls.js";
 import { RateLimiter } from "./family.js";
 import type { Permit } from "./permit.js";
 import { fitting } from "./request-limit.js";
@@ -47,7 +47,7 @@ export class Hits {
   }
 
   /** Returns the used hits. An operator's override may allow more, or fewer, than `max`. */
-  #used({ remaining }: Decision | Forecast): number {
+  #used({ remaining }: Decision | Peek): number {
     return Math.max(0, this.max - remaining);
   }
 

@@ -4,7 +4,7 @@ export type {
   Decision,
   DecisionNumbers,
   Denial,
-  Forecast,
+  Peek,
   KeyOptions,
   ReserveOptions,
   StartOptions,

@@ -7,7 +7,7 @@ import { type StartKey, startKeyOf, startWeightOf } from "./charges.js";
 import {
   type AcquireOptions,
   type Decision,
-  type Forecast,
+  type Peek,
   type KeyOptions,
   type ReserveOptions,
   type StartOptions,
@@ -333,18 +333,18 @@ export abstract class Limiter {
   }
 
   /** Returns the decision that `decide` would return, and records nothing. `weight` may be 0. */
-  peek(options: StartOptions = {}): Forecast {
+  peek(options: StartOptions = {}): Peek {
     checkOptions(options, START);
     const key = startKeyOf(options.key, options.weight);
-    return this.#forecast(this._do(Op.peek, key, startWeightOf(options.weight)));
+    return this.#peeked(this._do(Op.peek, key, startWeightOf(options.weight)));
   }
 
   /** Does the same as `peek` without blocking the event loop. */
-  async peekAsync(options: StartOptions = {}): Promise<Forecast> {
+  async peekAsync(options: StartOptions = {}): Promise<Peek> {
     checkOptions(options, START);
     const key = startKeyOf(options.key, options.weight);
     const weight = startWeightOf(options.weight);
-    return this.#ask(Op.peek, key, weight, (status) => this.#forecast(status));
+    return this.#ask(Op.peek, key, weight, (status) => this.#peeked(status));
   }
 
   /**
@@ -369,11 +369,11 @@ export abstract class Limiter {
   }
 
   #decision(key: StartKey, status: Status): Decision {
-    const forecast = this.#forecast(status);
-    return forecast.admitted ? { ...forecast, permit: new Permit(this, key) } : forecast;
+    const peek = this.#peeked(status);
+    return peek.admitted ? { ...peek, permit: new Permit(this, key) } : peek;
   }
 
-  #forecast(status: Status): Forecast {
+  #peeked(status: Status): Peek {
     const decided = {
       retryAfter: numbers[Num.retryAfter]! / 1e3,
       suggestedAfter: numbers[Num.suggestedAfter]! / 1e3,

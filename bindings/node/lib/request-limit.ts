@@ -2,7 +2,7 @@
 
 import { createHash } from "node:crypto";
 import type { Addresses, Reader } from "./address.js";
-import type { Decision, Forecast } from "./calls.js";
+import type { Decision, Peek } from "./calls.js";
 import { type Key, type Weight, isParts } from "./charges.js";
 import { invalid } from "./errors.js";
 import { Policy, type PolicyDecision } from "./fields.js";
@@ -59,7 +59,7 @@ export interface RequestStart {
   readonly policy: Policy;
   readonly start: { readonly key: Key; readonly weight: Weight };
   /** It is made before it is read. */
-  decision: Decision | Forecast;
+  decision: Decision | Peek;
   /** Its policy; or those of its parts, if they are charged for themselves. */
   shown: readonly Shown[];
 }

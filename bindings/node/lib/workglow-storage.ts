@@ -1,6 +1,6 @@
 // The storage of Workglow's own `RateLimiter` in a store of this package.
 
-import type { Forecast } from "./calls.js";
+import type { Peek } from "./calls.js";
 import { DeniedWorkers } from "./denied.js";
 import { UnknownLimit, invalid } from "./errors.js";
 import { RateLimiter } from "./family.js";
@@ -211,7 +211,7 @@ export class WorkglowRateLimiterStorage {
   }
 
   /** Returns the decision about a start; nothing while no limit is declared. */
-  async #peek(queueName: string, weight = 1): Promise<Forecast | undefined> {
+  async #peek(queueName: string, weight = 1): Promise<Peek | undefined> {
     const limiter = this.#limiter(queueName);
     try {
       await this.#pauseAtLast(queueName, limiter);

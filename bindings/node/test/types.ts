@@ -16,7 +16,7 @@ import {
   FirstOfLimiter,
   FixedWindowLimiter,
   FlowControl,
-  type Forecast,
+  type Peek,
   type LimitEvent,
   LeakyBucketLimiter,
   LeaseLost,
@@ -205,7 +205,7 @@ export async function onServer(): Promise<number> {
   if (place !== null) await (await rate.presentAsync(place)).settleAsync(2);
   await (await rate.tryAcquireAsync())?.cancelAsync();
   await permit.completeAsync();
-  const { remaining }: Forecast = await rate.peekAsync({ key: "k", weight: 0 });
+  const { remaining }: Peek = await rate.peekAsync({ key: "k", weight: 0 });
   const begun: (number | null)[] = [rate.forecast(5), await rate.forecastAsync(5, { key: { tenant: "k" } })];
   console.log(begun);
   // @ts-expect-error: each start is of one unit
