@@ -4,7 +4,7 @@ use crate::Moment;
 use crate::algorithm::time::{EPOCH_LEAD, MAX_TIME, Now, Tick};
 use crate::error::{Error, Result};
 use crate::part::{End, Held, Key, Part, Seen};
-use crate::policy::{self, check_key, is_composite, part_names};
+use crate::policy::{self, Policy, check_key, is_composite, part_names};
 use std::collections::BTreeMap;
 
 /// The most parts of a limit.
@@ -69,6 +69,7 @@ impl Limits {
             return known.ok_or_else(|| Error::UnknownLimit { name: name.into(), known: names() });
         }
         let policies = policy::parse_all(text)?;
+        refuse_shared(policies.iter().map(|part| &part.policy))?;
         if policies.len() > MAX_PARTS {
             let value = format!("{} policies", policies.len());
             return Err(Error::invalid("policy", value, format!("at most {MAX_PARTS}")));
@@ -109,6 +110,7 @@ impl Limits {
         let number = self.next();
         let parts = self.known(name)?;
         let policies = policy::parse_policies(text)?;
+        refuse_shared(&policies)?;
         for new in &policies {
             let of_kind = parts.iter().filter(|part| part.declared.kind() == new.kind()).count();
             match (&**parts, of_kind) {
@@ -294,6 +296,19 @@ impl Limits {
             }
         }
         Ok(())
+    }
+}
+
+/// Whose turn it is among tenants is decided in the lines of the core, which are not here.
+fn refuse_shared<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> Result<()> {
+    match policies.into_iter().find(|policy| policy.is_shared()) {
+        Some(policy) => {
+            let reason = format!(
+                "\"{policy}\" is not supported here: tenants share limits on \"memory:\" and \"sqlite:\" of the other packages"
+            );
+            Err(Error::Unsupported { reason })
+        }
+        None => Ok(()),
     }
 }
 

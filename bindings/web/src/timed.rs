@@ -129,13 +129,13 @@ impl Timed {
 
     /// The policy, with the distance to the next start that the last jobs determine.
     fn adapted(&self) -> Policy {
-        match self.policy.0 {
-            Shape::EvenlySpaced(spacing) if spacing.is_adaptive => match self.get(word::SPACING) {
-                0 => self.policy,
-                apart => Policy(Shape::EvenlySpaced(spacing.apart(apart - 1))),
-            },
-            _ => self.policy,
+        let mut policy = self.policy;
+        if let (Shape::EvenlySpaced(spacing), apart @ 1..) = (policy.0, self.get(word::SPACING))
+            && spacing.is_adaptive
+        {
+            policy.0 = Shape::EvenlySpaced(spacing.apart(apart - 1));
         }
+        policy
     }
 
     fn cells(&self, phase: u64) -> Cells<'_> {

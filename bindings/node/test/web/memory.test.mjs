@@ -99,6 +99,11 @@ test("limits are shared by name, and errors name what is wrong", { skip }, async
   await assert.rejects(limiter.tryAcquire({ weight: 0 }), { name: "InvalidArgument", message: /^weight is 0: expected/ });
   await assert.rejects(limiter.tryAcquire({ keys: "a" }), { name: "InvalidArgument", message: /with keys/ });
   await assert.rejects(store.limiter("bad", "5 per fortnight").tryAcquire(), { name: "InvalidArgument", message: /character 7/ });
+  const shared = { code: "unsupported", message: /^"5\/1m shared" is not supported here: tenants/ };
+  await assert.rejects(store.limiter("shared", "5/1m shared").tryAcquire(), shared);
+  await assert.rejects(store.limiter("shared", "2 concurrent + 5/1m shared").tryAcquire(), shared);
+  store.limiter("two", "2/1h");
+  await assert.rejects(store.override("two", "5/1m shared"), shared);
   await assert.rejects(web.open("redis://there"), { name: "InvalidArgument", message: /^url is "redis:\/\/there"/ });
   // Node has no IndexedDB.
   await assert.rejects(web.open("indexeddb:x"), { code: "unsupported", message: /^store "indexeddb:x" needs IndexedDB/ });
