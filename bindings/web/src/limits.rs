@@ -3,7 +3,7 @@
 use crate::Moment;
 use crate::algorithm::time::{EPOCH_LEAD, MAX_TIME, Now, Tick};
 use crate::error::{Error, Result};
-use crate::part::{End, Held, Key, Part, Seen};
+use crate::part::{End, Held, Part, Seen};
 use crate::policy::{self, Policy, check_key, is_composite, part_names};
 use std::collections::BTreeMap;
 
@@ -218,52 +218,6 @@ impl Limits {
         }
         let parts = self.all.get_mut(limit).into_iter().flatten();
         parts.zip(held).try_for_each(|(part, held)| part.end(key, *held, weight, end, number, at))
-    }
-
-    /// Returns the state of a key as words; with the key "", also the gates of all keys. Empty: there is nothing to keep.
-    pub fn save(&self, limit: usize, key: &str, at: Moment) -> Vec<u64> {
-        let parts = self.parts(limit);
-        if parts.iter().all(|part| part.keys.get(key).is_none_or(|key| key.is_idle(at)) && part.is_open(key, at)) {
-            return Vec::new();
-        }
-        let mut words = vec![self.number];
-        for part in parts {
-            let gate = if key.is_empty() { part.gate } else { 0 };
-            let saved = part.keys.get(key).map_or(Vec::new(), Key::to_words);
-            words.extend([gate, saved.len() as u64]);
-            words.extend(saved);
-        }
-        words
-    }
-
-    /// Restores a key from these words. `None`: they are no state of it.
-    pub fn load(&mut self, limit: usize, key: &str, words: &[u64]) -> Option<()> {
-        let (number, mut rest) = words.split_first()?;
-        self.number = self.number.max(*number);
-        for part in self.all.get_mut(limit)? {
-            let (&[gate, length], words) = rest.split_first_chunk()?;
-            let (saved, others) = words.split_at_checked(length as usize)?;
-            if !saved.is_empty() {
-                let found = Key::from_words(saved).filter(|found| found.kind() == part.declared.kind())?;
-                part.keys.insert(key.into(), found);
-            }
-            (part.gate, rest) = (part.gate.max(gate), others);
-        }
-        rest.is_empty().then_some(())
-    }
-
-    /// Brings each key to the policy that applies to it.
-    pub fn follow(&mut self, limit: usize, at: Moment) -> Result<()> {
-        let number = self.next();
-        self.all.get_mut(limit).into_iter().flatten().try_for_each(|part| part.follow(number, at))
-    }
-
-    /// The state of a key is lost: whatever it was, it counts as used from now on.
-    pub fn lose(&mut self, limit: usize, at: Moment) {
-        for part in self.all.get_mut(limit).into_iter().flatten() {
-            part.gate = part.gate.max(at.now.ceil + part.policy().longest());
-            part.keys.clear();
-        }
     }
 
     /// Lets nobody start for this long: of a key, or of all keys if it is empty.

@@ -24,17 +24,10 @@ const LONGEST = 2 ** 31 - 1;
 /** The clock of this machine, which does not change when somebody sets the time of day. */
 export class SystemClock implements Clock {
   readonly #began = performance.now();
-  readonly #time: number;
-  readonly unixUs: number;
-
-  /** `time`: the time of the store now. `unixUs`: the Unix time when it was 0. */
-  constructor(time = 0, unixUs = Date.now() * 1e3) {
-    this.#time = time;
-    this.unixUs = unixUs;
-  }
+  readonly unixUs = Date.now() * 1e3;
 
   now(): Time {
-    const from = this.#time + (performance.now() - this.#began) * 1e3;
+    const from = (performance.now() - this.#began) * 1e3;
     return [from, from + RESOLUTION];
   }
 

@@ -4,8 +4,6 @@
 //    decision needs no lock.
 // 2. *First come, first served.* A start is decided at once only if nobody waits for the same limit and key. The first of a line
 //    is decided when its time has come, and its start counts from then: a timer that is late costs nobody anything.
-// 3. *Nothing is told before it is kept.* The answers of a turn are given when `keep` has written what has changed. If that fails,
-//    they are errors: the starts count, and nobody makes them.
 
 import type { Clock } from "./clock.js";
 import type { Decided, Engine, How } from "./engine.js";
@@ -49,12 +47,8 @@ interface Wait {
 /** What a call is answered. Calls other than about starts have no decision. */
 export type Answer = Decided | null;
 
-/** Writes what a call of this client has changed, before it is told. */
-export type Keep = (call: Call, answer: Answer, client: string) => Promise<void>;
-
 interface Waiter {
   readonly call: Wait;
-  readonly client: string;
   readonly answer: (answer: Decided) => void;
   readonly refuse: (error: unknown) => void;
 }
@@ -62,35 +56,19 @@ interface Waiter {
 export class Decider {
   readonly #engine: Engine;
   readonly #clock: Clock;
-  readonly #keep: Keep | null;
   readonly #limits = new Map<string, number>();
   readonly #lines = new Map<string, Line>();
   #closed: LimitError | undefined;
 
-  constructor(engine: Engine, clock: Clock, keep: Keep | null = null) {
+  constructor(engine: Engine, clock: Clock) {
     this.#engine = engine;
     this.#clock = clock;
-    this.#keep = keep;
   }
 
-  /** Answers a call of a client. */
-  async call(call: Call, client = ""): Promise<Answer> {
-    if (call.op === "wait") return this.#wait(call, client);
-    const answer = this.#do(call);
-    await this.#kept(call, answer, client);
-    return answer;
-  }
-
-  /** Returns how long the first of those who wait for the same as this one will at least wait, in ms. */
-  advance(call: Call): number {
-    const line = call.op === "wait" ? this.#lines.get(lineOf(call)) : undefined;
-    line?.advance();
-    return line?.next.retryAfter ?? 0;
-  }
-
-  /** Removes the waiters of a client. */
-  leave(client: string): void {
-    for (const line of [...this.#lines.values()]) line.leave((waiter) => waiter.client === client);
+  /** Answers a call. */
+  async call(call: Call): Promise<Answer> {
+    if (this.#closed !== undefined) throw this.#closed;
+    return call.op === "wait" ? this.#wait(call) : this.#do(call);
   }
 
   #do(call: Exclude<Call, Wait>): Answer {
@@ -141,7 +119,7 @@ export class Decider {
     return limit;
   }
 
-  #wait(call: Wait, client: string): Promise<Decided> {
+  #wait(call: Wait): Promise<Decided> {
     const { name, patience } = call;
     const id = lineOf(call);
     let line = this.#lines.get(id);
@@ -151,26 +129,18 @@ export class Decider {
       return Promise.reject(new TimeoutError(`no permit of "${name}" within ${patience} ms`, seen.retryAfter));
     }
     if (line === undefined) {
-      const started = (waiter: Waiter, decided: Decided) =>
-        void this.#kept(waiter.call, decided, waiter.client).then(() => waiter.answer(decided), waiter.refuse);
       const isEmpty = () => void this.#lines.delete(id);
-      line = new Line(name, this.#clock, { start: (waiter) => this.#start(waiter.call), started, isEmpty });
+      line = new Line(name, this.#clock, { start: (waiter) => this.#start(waiter.call), isEmpty });
       this.#lines.set(id, line);
     }
     const joined = line;
-    return new Promise((answer, refuse) => joined.join({ call, client, answer, refuse }));
+    return new Promise((answer, refuse) => joined.join({ call, answer, refuse }));
   }
 
   /** Decides on a waiter. Looks first: a waiter is not denied, and raises no backoff. */
   #start(call: Wait): Decided {
     const seen = this.#look(call);
     return seen.admitted ? this.#engine.decide(this.#limit(call.name), call.key, call.weight, this.#clock.now()) : seen;
-  }
-
-  async #kept(call: Call, answer: Answer, client: string): Promise<void> {
-    if (this.#closed !== undefined) throw this.#closed;
-    // (3)
-    await this.#keep?.(call, answer, client);
   }
 
   /** Ends it: those who wait get the error. */
@@ -184,7 +154,6 @@ export class Decider {
 interface Calls {
   /** Decides on a waiter. */
   readonly start: (waiter: Waiter) => Decided;
-  readonly started: (waiter: Waiter, decided: Decided) => void;
   readonly isEmpty: () => void;
 }
 
@@ -239,7 +208,7 @@ class Line {
         return;
       }
       this.#waiters.shift();
-      this.#calls.started(first, decided);
+      first.answer(decided);
     }
   }
 

@@ -16,9 +16,6 @@ interface Exports {
   wgl_clear(store: number, limit: number, key: number): number;
   wgl_override(store: number, name: number, policy: number, key: number, hasKey: number, from: number, to: number): number;
   wgl_unit(store: number, name: number): number;
-  wgl_save(store: number, limit: number, key: number, from: number, to: number): void;
-  wgl_load(store: number, limit: number, key: number, from: number, to: number): void;
-  wgl_follow(store: number, limit: number, from: number, to: number): number;
   wgl_part(store: number, limit: number, part: number): void;
 }
 
@@ -68,8 +65,8 @@ export class Engine {
   }
 
   /** Passes the texts of a call, and returns their lengths. */
-  #pass(...texts: (string | Uint8Array)[]): number[] {
-    const all = texts.map((text) => (typeof text === "string" ? encoder.encode(text) : text));
+  #pass(...texts: string[]): number[] {
+    const all = texts.map((text) => encoder.encode(text));
     let at = this.#exports.wgl_text(
       this.#store,
       all.reduce((sum, { length }) => sum + length, 0),
@@ -84,12 +81,8 @@ export class Engine {
 
   /** The text of an answer. */
   #text(): string {
-    return decoder.decode(this.#bytes());
-  }
-
-  #bytes(): Uint8Array {
     const length = this.#exports.wgl_text_length(this.#store);
-    return new Uint8Array(this.#exports.memory.buffer, this.#exports.wgl_text(this.#store, length), length);
+    return decoder.decode(new Uint8Array(this.#exports.memory.buffer, this.#exports.wgl_text(this.#store, length), length));
   }
 
   #numbers(): Float64Array {
@@ -170,25 +163,6 @@ export class Engine {
     const [nameLength, policyLength, keyLength] = this.#pass(name, policy, key ?? "");
     const hasKey = Number(key !== undefined);
     this.#checked(this.#exports.wgl_override(this.#store, nameLength!, policyLength!, keyLength!, hasKey, ...time));
-  }
-
-  /** Returns the state of a key, and with the key "" the gates of all keys; `null` if there is nothing to keep. */
-  save(limit: number, key: string, time: Time): Uint8Array | null {
-    const [length] = this.#pass(key);
-    this.#exports.wgl_save(this.#store, limit, length!, ...time);
-    const bytes = this.#bytes();
-    return bytes.length > 0 ? bytes.slice() : null;
-  }
-
-  /** Restores a key. If this is no state of it, all that the limit had counts as used. */
-  load(limit: number, key: string, state: Uint8Array, time: Time): void {
-    const [length] = this.#pass(key, state);
-    this.#exports.wgl_load(this.#store, limit, length!, ...time);
-  }
-
-  /** Brings the keys that were restored to the policies of now. */
-  follow(limit: number, time: Time): void {
-    this.#checked(this.#exports.wgl_follow(this.#store, limit, ...time));
   }
 
   /** Returns a unit of time in ms; NaN if policies know none of this name. */

@@ -50,7 +50,7 @@ const byCode: Record<string, typeof LimitError> = {
   store_closed: StoreClosed,
 };
 
-/** An error as another tab is told it. */
+/** An error as the engine tells it. */
 export interface PlainError {
   readonly message: string;
   readonly code: string;
