@@ -76,6 +76,14 @@ impl Store {
     }
 }
 
+/// Returns the version of this package as a number: 1.2.3 is 1,002,003.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_version() -> u32 {
+    const PARTS: [&str; 3] =
+        [env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"), env!("CARGO_PKG_VERSION_PATCH")];
+    PARTS.iter().fold(0, |number, part| 1_000 * number + part.parse::<u32>().unwrap_or(0))
+}
+
 /// Makes a store. `unix_us`: the Unix time at its time 0; `seed`: anything.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_new(unix_us: f64, seed: f64) -> *mut Store {

@@ -90,6 +90,9 @@ impl Limits {
             let declared = kind(&self.all[limit]);
             return Err(Error::KindMismatch { name: name.into(), declared, requested });
         }
+        if self.all[limit].iter().zip(&policies).all(|(part, new)| part.declared == new.policy) {
+            return Ok(limit);
+        }
         let number = self.next();
         for (part, new) in self.all[limit].iter_mut().zip(policies) {
             part.declared = new.policy;

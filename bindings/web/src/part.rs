@@ -153,7 +153,13 @@ impl Part {
 
     /// Ends a start of this weight.
     pub fn end(&mut self, key: &str, held: Held, weight: u64, end: End, number: u64, at: Moment) -> Result<()> {
-        let Some(found) = self.keys.get_mut(key) else { return Ok(()) };
+        let owes = matches!(end, End::Settled(actual) if actual > weight);
+        let found = match self.keys.get_mut(key) {
+            Some(found) => found,
+            // It was forgotten, because all its starts are over.
+            None if owes => self.key(key, number, at),
+            None => return Ok(()),
+        };
         let start = StartId { ticket: held.ticket, stamp: held.stamp, weight };
         let ended = match &mut found.state {
             State::Holds(holds) => {

@@ -32,9 +32,21 @@ export class SystemClock implements Clock {
   }
 
   after(ms: number, call: () => void): () => void {
-    const timer = setTimeout(call, Math.min(Math.ceil(ms), LONGEST));
-    return () => clearTimeout(timer);
+    return after(ms, call);
   }
+}
+
+/** Calls a function after this time in ms, by the clock of this machine. Returns how to prevent that. */
+export function after(ms: number, call: () => void): () => void {
+  let rest = Math.ceil(ms);
+  let timer: ReturnType<typeof setTimeout>;
+  const wind = () => {
+    const part = Math.min(rest, LONGEST);
+    rest -= part;
+    timer = setTimeout(() => (rest > 0 ? wind() : call()), part);
+  };
+  wind();
+  return () => clearTimeout(timer);
 }
 
 /** A clock for tests. It stands still until it is advanced, which wakes the waiters that use it. */

@@ -1,10 +1,12 @@
 // The limits of a store in WebAssembly: `bindings/web/src/abi.rs` is the other side. Every call returns at once.
 
+import { version } from "./bytes.js";
 import { type LimitError, errorOf } from "./errors.js";
 
 /** What the module exports. */
 interface Exports {
   readonly memory: WebAssembly.Memory;
+  wgl_version?(): number;
   wgl_new(unixUs: number, seed: number): number;
   wgl_text(store: number, length: number): number;
   wgl_text_length(store: number): number;
@@ -64,6 +66,12 @@ export class Engine {
     this.#store = this.#exports.wgl_new(unixUs, Math.random());
   }
 
+  /** Whether an instance is of the module of this version. */
+  static fits({ exports }: WebAssembly.Instance): boolean {
+    const number = version.split(".").reduce((number, part) => 1000 * number + Number.parseInt(part, 10), 0);
+    return (exports as unknown as Exports).wgl_version?.() === number;
+  }
+
   /** Passes the texts of a call, and returns their lengths. */
   #pass(...texts: string[]): number[] {
     const all = texts.map((text) => encoder.encode(text));
@@ -82,11 +90,14 @@ export class Engine {
   /** The text of an answer. */
   #text(): string {
     const length = this.#exports.wgl_text_length(this.#store);
-    return decoder.decode(new Uint8Array(this.#exports.memory.buffer, this.#exports.wgl_text(this.#store, length), length));
+    const at = this.#exports.wgl_text(this.#store, length);
+    return decoder.decode(new Uint8Array(this.#exports.memory.buffer, at, length));
   }
 
+  /** A view of the numbers. The next call may make the memory larger, which takes it away. */
   #numbers(): Float64Array {
-    return new Float64Array(this.#exports.memory.buffer, this.#exports.wgl_numbers(this.#store), DECISION + HELD * MOST_PARTS);
+    const at = this.#exports.wgl_numbers(this.#store);
+    return new Float64Array(this.#exports.memory.buffer, at, DECISION + HELD * MOST_PARTS);
   }
 
   /** Checks the answer of a call. */
@@ -111,7 +122,7 @@ export class Engine {
   decide(limit: number, key: string, weight: number, time: Time, looks = false): Decided {
     const [length] = this.#pass(key);
     this.#checked(this.#exports.wgl_decide(this.#store, limit, length!, weight, Number(looks), ...time));
-    const numbers = this.#numbers();
+    const numbers = [...this.#numbers()];
     const [admitted, retry, suggested, remaining, most, reset, deniedBy, holds, isCounted] = numbers as unknown as Numbers;
     const isAdmitted = admitted !== 0;
     const count = isAdmitted && !looks ? this.#names(limit).length * HELD : 0;
@@ -124,7 +135,7 @@ export class Engine {
       limit: most,
       holds: holds !== 0,
       isCounted: isCounted !== 0,
-      held: [...numbers.subarray(DECISION, DECISION + count)],
+      held: numbers.slice(DECISION, DECISION + count),
       deniedBy: isAdmitted ? null : this.#names(limit)[deniedBy]!,
     };
   }

@@ -1,5 +1,6 @@
 // Stores: where limits live.
 
+import { version } from "./bytes.js";
 import { type Clock, ManualClock, SystemClock } from "./clock.js";
 import { Decider } from "./decider.js";
 import { Engine } from "./engine.js";
@@ -11,7 +12,7 @@ import { type Desk, type KeyOptions, Limiter, nameOf } from "./limiter.js";
 export interface OpenOptions {
   /** A clock for tests. */
   clock?: ManualClock | undefined;
-  /** The compiled module, where a program cannot compile one: `workglow-limit/web/module.wasm`. Cloudflare's workers need no option. */
+  /** The compiled module, where a program cannot compile one, as in Cloudflare's workers: `workglow-limit/web/module.wasm` of this version. */
   module?: WebAssembly.Module | undefined;
 }
 
@@ -25,8 +26,7 @@ export class Store {
   readonly #limiters = new Map<string, Limiter>();
   #isClosed = false;
 
-  /** @internal */
-  constructor(url: string, desk: Desk, close: () => void) {
+  private constructor(url: string, desk: Desk, close: () => void) {
     this.url = url;
     this.#close = close;
     const call: Desk["call"] = async (call) => {
@@ -36,12 +36,17 @@ export class Store {
     this.#desk = { call, unitOfTime: (name) => desk.unitOfTime(name) };
   }
 
+  /** @internal */
+  static _of(url: string, desk: Desk, close: () => void): Store {
+    return new Store(url, desk, close);
+  }
+
   /**
    * Returns a limiter of this name. With a policy, such as "100/1m", "10/1s burst 20" or "100/1m + 5 concurrent", its first call
    * declares the limit; what was declared last holds. Without one, its first call finds what is declared.
    */
   limiter(name: string, policy?: string): Limiter {
-    const limiter = new Limiter(this.#desk, nameOf(name), policy === undefined ? "" : text("policy", policy));
+    const limiter = Limiter._of(this.#desk, nameOf(name), policy === undefined ? "" : text("policy", policy));
     if (policy !== undefined) this.#limiters.set(name, limiter);
     return limiter;
   }
@@ -85,7 +90,10 @@ export async function openWith(compiled: () => Promise<WebAssembly.Module>, url:
   if (module !== undefined && !(module instanceof WebAssembly.Module)) throw invalid("module", module, "a WebAssembly.Module");
   const address = text("url", url);
   if (address !== "memory:") throw invalid("url", url, '"memory:", the one store that there is here');
-  return inMemory(await WebAssembly.instantiate(module ?? (await compiled()), {}), clock ?? new SystemClock());
+  const imports = module === undefined ? [] : WebAssembly.Module.imports(module);
+  const instance = imports.length > 0 ? null : await WebAssembly.instantiate(module ?? (await compiled()), {});
+  if (instance === null || !Engine.fits(instance)) throw invalid("module", module, `the module of this package, version ${version}`);
+  return inMemory(instance, clock ?? new SystemClock());
 }
 
 function inMemory(instance: WebAssembly.Instance, clock: Clock): Store {
@@ -93,5 +101,5 @@ function inMemory(instance: WebAssembly.Instance, clock: Clock): Store {
   const decider = new Decider(engine, clock);
   const desk: Desk = { call: (call) => decider.call(call), unitOfTime: (name) => engine.unitOfTime(name) };
   const closed = new StoreClosed('store "memory:" was closed', "store_closed", -21);
-  return new Store("memory:", desk, () => decider.close(closed));
+  return Store._of("memory:", desk, () => decider.close(closed));
 }
