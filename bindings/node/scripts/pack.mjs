@@ -1,12 +1,12 @@
 // Makes the npm packages: the main package, and one with the native code for each platform of lib/platforms.cts.
 //
-//     node scripts/pack.mjs OUT main
+//     node scripts/pack.mjs OUT main [without-web]
 //     node scripts/pack.mjs OUT PLATFORM ADDON
 //
-// Run `npm run build` first: the main package contains its JavaScript.
+// Run `npm run build` first: the main package contains its JavaScript. Without the entry for browsers it is packed for tests only.
 
 import { execFileSync } from "node:child_process";
-import { copyFileSync, cpSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import { copyFileSync, cpSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
@@ -36,10 +36,16 @@ function platform(folder, { name, os, cpu, libc }, addon) {
 
 const [out, what, addon] = process.argv.slice(2);
 const chosen = platforms.find(({ name }) => name === what);
-if (out === undefined || (what === "main" ? addon !== undefined : chosen === undefined || addon === undefined)) {
+if (out === undefined || (what === "main" ? ![undefined, "without-web"].includes(addon) : chosen === undefined || addon === undefined)) {
   const names = platforms.map(({ name }) => name).join(", ");
-  console.error(`expected OUT main, or OUT PLATFORM ADDON with one of ${names}; got ${process.argv.slice(2).join(" ") || "nothing"}`);
+  console.error(
+    `expected OUT main [without-web], or OUT PLATFORM ADDON with one of ${names}; got ${process.argv.slice(2).join(" ") || "nothing"}`,
+  );
   process.exit(2);
+}
+if (what === "main" && addon === undefined && !existsSync(join(here, "dist/web/module.wasm"))) {
+  console.error("the main package lacks workglow-limit/web: rustup target add wasm32-unknown-unknown, and build it again");
+  process.exit(1);
 }
 mkdirSync(out, { recursive: true });
 const folder = mkdtempSync(join(tmpdir(), "workglow-limit-"));

@@ -26,24 +26,30 @@ function whyNot() {
   }
 }
 
-/** Builds dist/web. Returns why that cannot be done here, or `null`. */
+/** Builds dist/web. Returns why that cannot be done here, or `null`. Then whoever imports the entry is told so. */
 export function buildWeb() {
   rmSync(dist, { recursive: true, force: true });
+  mkdirSync(dist, { recursive: true });
   const reason = whyNot();
-  if (reason !== null) return reason;
+  if (reason !== null) {
+    const message = `workglow-limit/web is not part of this build of the package: ${reason}`;
+    writeFileSync(join(dist, "index.js"), `throw new Error(${JSON.stringify(message)});\n`);
+    writeFileSync(join(dist, "index.d.ts"), "export {};\n");
+    return reason;
+  }
   const run = (command, args) => execFileSync(command, args, { cwd: here, stdio: "inherit" });
   run("cargo", ["build", "--quiet", "--profile", "web", "--target", TARGET, "--package", "workglow-limit-web"]);
   const target = process.env.CARGO_TARGET_DIR ?? join(here, "../../target");
-  mkdirSync(dist, { recursive: true });
   const module = join(dist, "module.wasm");
   copyFileSync(join(target, TARGET, "web/workglow_limit_web.wasm"), module);
   const tsc = createRequire(import.meta.url).resolve("typescript/package.json");
   run(process.execPath, [tsc.replace(/package\.json$/, "bin/tsc"), "--project", "lib/web"]);
   // In JavaScript it needs no bundler, no server and no second request.
+  const { version } = JSON.parse(readFileSync(join(here, "package.json"), "utf8"));
   const text = readFileSync(module).toString("base64");
   writeFileSync(
     join(dist, "bytes.js"),
-    `const text = "${text}";\nexport const bytes = () => Uint8Array.from(atob(text), (byte) => byte.charCodeAt(0));\n`,
+    `export const version = "${version}";\nconst text = "${text}";\nexport const bytes = () => Uint8Array.from(atob(text), (byte) => byte.charCodeAt(0));\n`,
   );
   return null;
 }

@@ -76,6 +76,14 @@ impl Store {
     }
 }
 
+/// Returns the version of this package as a number: 1.2.3 is 1,002,003.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_version() -> u32 {
+    const PARTS: [&str; 3] =
+        [env!("CARGO_PKG_VERSION_MAJOR"), env!("CARGO_PKG_VERSION_MINOR"), env!("CARGO_PKG_VERSION_PATCH")];
+    PARTS.iter().fold(0, |number, part| 1_000 * number + part.parse::<u32>().unwrap_or(0))
+}
+
 /// Makes a store. `unix_us`: the Unix time at its time 0; `seed`: anything.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_new(unix_us: f64, seed: f64) -> *mut Store {
@@ -207,31 +215,4 @@ pub extern "C" fn wgl_unit(store: &mut Store, name: usize) -> f64 {
 pub extern "C" fn wgl_part(store: &mut Store, limit: usize, part: usize) {
     let name = store.limits.parts(limit).get(part).map_or("", |part| &part.name);
     store.text = name.as_bytes().to_vec();
-}
-
-/// Writes the state of a key into `text`, as words of 64 bits: none if there is nothing to keep. Text: key.
-#[unsafe(no_mangle)]
-pub extern "C" fn wgl_save(store: &mut Store, limit: usize, key: usize, from: f64, to: f64) {
-    let [key] = store.texts([key]);
-    let words = store.limits.save(limit, &key, store.limits.moment(from, to));
-    store.text = words.into_iter().flat_map(u64::to_le_bytes).collect();
-}
-
-/// Restores a key from its state, which follows its name in `text`. If it cannot, all that the limit had counts as used. Text: key.
-#[unsafe(no_mangle)]
-pub extern "C" fn wgl_load(store: &mut Store, limit: usize, key: usize, from: f64, to: f64) {
-    let [name] = store.texts([key]);
-    let (words, rest) = store.text.get(key..).unwrap_or_default().as_chunks();
-    let words: Vec<u64> = words.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
-    if !rest.is_empty() || store.limits.load(limit, &name, &words).is_none() {
-        store.limits.lose(limit, store.limits.moment(from, to));
-    }
-}
-
-/// Brings the keys that were restored to the policies of now.
-#[unsafe(no_mangle)]
-pub extern "C" fn wgl_follow(store: &mut Store, limit: usize, from: f64, to: f64) -> i32 {
-    let at = store.limits.moment(from, to);
-    let followed = store.limits.follow(limit, at);
-    store.answer(followed.map(|()| 0))
 }

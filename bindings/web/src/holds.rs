@@ -28,17 +28,6 @@ impl Holds {
         Holds { policy, all: Vec::new() }
     }
 
-    /// Its words, from which it can be made again.
-    pub fn words(&self) -> impl Iterator<Item = u64> {
-        self.all.iter().flat_map(|hold| [hold.id, hold.units, hold.until, hold.has_ended.into()])
-    }
-
-    pub fn from_words(policy: Policy, words: &[u64]) -> Option<Holds> {
-        let hold = |&[id, units, until, has_ended]: &[u64; 4]| Hold { id, units, until, has_ended: has_ended != 0 };
-        let (all, rest) = words.as_chunks();
-        rest.is_empty().then(|| Holds { policy, all: all.iter().map(hold).collect() })
-    }
-
     /// From when on the units of a start are free, if it does not end before its deadline.
     fn free_at(&self, hold: &Hold) -> Tick {
         if hold.has_ended { hold.until } else { hold.until.saturating_add(self.policy.cooldown()) }

@@ -3,8 +3,8 @@
 use crate::Moment;
 use crate::algorithm::time::{EPOCH_LEAD, MAX_TIME, Now, Tick};
 use crate::error::{Error, Result};
-use crate::part::{End, Held, Key, Part, Seen};
-use crate::policy::{self, check_key, is_composite, part_names};
+use crate::part::{End, Held, Part, Seen};
+use crate::policy::{self, Policy, check_key, is_composite, part_names};
 use std::collections::BTreeMap;
 
 /// The most parts of a limit.
@@ -69,6 +69,7 @@ impl Limits {
             return known.ok_or_else(|| Error::UnknownLimit { name: name.into(), known: names() });
         }
         let policies = policy::parse_all(text)?;
+        refuse_shared(policies.iter().map(|part| &part.policy))?;
         if policies.len() > MAX_PARTS {
             let value = format!("{} policies", policies.len());
             return Err(Error::invalid("policy", value, format!("at most {MAX_PARTS}")));
@@ -88,6 +89,9 @@ impl Limits {
             let requested = if is_composite(&policies) { "composite" } else { policies[0].kind() };
             let declared = kind(&self.all[limit]);
             return Err(Error::KindMismatch { name: name.into(), declared, requested });
+        }
+        if self.all[limit].iter().zip(&policies).all(|(part, new)| part.declared == new.policy) {
+            return Ok(limit);
         }
         let number = self.next();
         for (part, new) in self.all[limit].iter_mut().zip(policies) {
@@ -109,6 +113,7 @@ impl Limits {
         let number = self.next();
         let parts = self.known(name)?;
         let policies = policy::parse_policies(text)?;
+        refuse_shared(&policies)?;
         for new in &policies {
             let of_kind = parts.iter().filter(|part| part.declared.kind() == new.kind()).count();
             match (&**parts, of_kind) {
@@ -218,52 +223,6 @@ impl Limits {
         parts.zip(held).try_for_each(|(part, held)| part.end(key, *held, weight, end, number, at))
     }
 
-    /// Returns the state of a key as words; with the key "", also the gates of all keys. Empty: there is nothing to keep.
-    pub fn save(&self, limit: usize, key: &str, at: Moment) -> Vec<u64> {
-        let parts = self.parts(limit);
-        if parts.iter().all(|part| part.keys.get(key).is_none_or(|key| key.is_idle(at)) && part.is_open(key, at)) {
-            return Vec::new();
-        }
-        let mut words = vec![self.number];
-        for part in parts {
-            let gate = if key.is_empty() { part.gate } else { 0 };
-            let saved = part.keys.get(key).map_or(Vec::new(), Key::to_words);
-            words.extend([gate, saved.len() as u64]);
-            words.extend(saved);
-        }
-        words
-    }
-
-    /// Restores a key from these words. `None`: they are no state of it.
-    pub fn load(&mut self, limit: usize, key: &str, words: &[u64]) -> Option<()> {
-        let (number, mut rest) = words.split_first()?;
-        self.number = self.number.max(*number);
-        for part in self.all.get_mut(limit)? {
-            let (&[gate, length], words) = rest.split_first_chunk()?;
-            let (saved, others) = words.split_at_checked(length as usize)?;
-            if !saved.is_empty() {
-                let found = Key::from_words(saved).filter(|found| found.kind() == part.declared.kind())?;
-                part.keys.insert(key.into(), found);
-            }
-            (part.gate, rest) = (part.gate.max(gate), others);
-        }
-        rest.is_empty().then_some(())
-    }
-
-    /// Brings each key to the policy that applies to it.
-    pub fn follow(&mut self, limit: usize, at: Moment) -> Result<()> {
-        let number = self.next();
-        self.all.get_mut(limit).into_iter().flatten().try_for_each(|part| part.follow(number, at))
-    }
-
-    /// The state of a key is lost: whatever it was, it counts as used from now on.
-    pub fn lose(&mut self, limit: usize, at: Moment) {
-        for part in self.all.get_mut(limit).into_iter().flatten() {
-            part.gate = part.gate.max(at.now.ceil + part.policy().longest());
-            part.keys.clear();
-        }
-    }
-
     /// Lets nobody start for this long: of a key, or of all keys if it is empty.
     pub fn pause(&mut self, limit: usize, key: &str, us: f64, at: Moment) -> Result<()> {
         check_key(key)?;
@@ -294,6 +253,19 @@ impl Limits {
             }
         }
         Ok(())
+    }
+}
+
+/// Whose turn it is among tenants is decided in the lines of the core, which are not here.
+fn refuse_shared<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> Result<()> {
+    match policies.into_iter().find(|policy| policy.is_shared()) {
+        Some(policy) => {
+            let reason = format!(
+                "\"{policy}\" is not supported here: tenants share limits on \"memory:\" and \"sqlite:\" of the other packages"
+            );
+            Err(Error::Unsupported { reason })
+        }
+        None => Ok(()),
     }
 }
 

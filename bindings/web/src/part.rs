@@ -7,7 +7,7 @@ use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::holds::Holds;
 use crate::level::Level;
-use crate::policy::{POLICY_WORDS, Policy, Shape, check_weight};
+use crate::policy::{Policy, Shape, check_weight};
 use crate::timed::Timed;
 use std::collections::HashMap;
 
@@ -65,11 +65,6 @@ impl Part {
 
     pub fn policy(&self) -> Policy {
         self.overriding.unwrap_or(self.declared)
-    }
-
-    /// Whether no gate of all keys is closed, or another key is meant.
-    pub fn is_open(&self, key: &str, at: Moment) -> bool {
-        !key.is_empty() || self.gate <= at.now.floor
     }
 
     /// Whether the units of a start that ends are free at once, whatever it cost.
@@ -158,7 +153,13 @@ impl Part {
 
     /// Ends a start of this weight.
     pub fn end(&mut self, key: &str, held: Held, weight: u64, end: End, number: u64, at: Moment) -> Result<()> {
-        let Some(found) = self.keys.get_mut(key) else { return Ok(()) };
+        let owes = matches!(end, End::Settled(actual) if actual > weight);
+        let found = match self.keys.get_mut(key) {
+            Some(found) => found,
+            // It was forgotten, because all its starts are over.
+            None if owes => self.key(key, number, at),
+            None => return Ok(()),
+        };
         let start = StartId { ticket: held.ticket, stamp: held.stamp, weight };
         let ended = match &mut found.state {
             State::Holds(holds) => {
@@ -218,35 +219,6 @@ pub enum End {
 }
 
 impl Key {
-    /// The kind of its limit.
-    pub fn kind(&self) -> &'static str {
-        match &self.state {
-            State::Timed(timed) => timed.policy.kind(),
-            State::Holds(holds) => holds.policy.kind(),
-        }
-    }
-
-    /// Its words: the gate, the policy, the state.
-    pub fn to_words(&self) -> Vec<u64> {
-        let state: (Policy, Vec<u64>) = match &self.state {
-            State::Timed(timed) => (timed.policy, timed.words().collect()),
-            State::Holds(holds) => (holds.policy, holds.words().collect()),
-        };
-        [self.gate].into_iter().chain(state.0.to_words()).chain(state.1).collect()
-    }
-
-    /// A key of its words. `None`: they are none.
-    pub fn from_words(words: &[u64]) -> Option<Key> {
-        let (gate, rest) = words.split_first()?;
-        let (policy, state) = rest.split_first_chunk::<POLICY_WORDS>()?;
-        let policy = Policy::from_words(|i| policy[i])?;
-        let state = match policy.is_concurrency() {
-            true => State::Holds(Holds::from_words(policy, state)?),
-            false => State::Timed(Timed::from_words(policy, state)?),
-        };
-        Some(Key { gate: *gate, state })
-    }
-
     /// The delays between which a caller that requeues after a denial chooses one; `keep` gets the new level.
     fn spread(&self, at: Moment, keep: impl FnOnce(u64)) -> (Tick, Tick) {
         let State::Timed(timed) = &self.state else { return (0, 0) };

@@ -83,22 +83,6 @@ impl Timed {
         key
     }
 
-    /// A key from its words: see [`Timed::words`].
-    pub fn from_words(policy: Policy, words: &[u64]) -> Option<Timed> {
-        let has_origins = *words.get(word::HAS_ORIGINS)? != 0;
-        let key = Timed::with(policy, has_origins);
-        if key.words.len() != words.len() {
-            return None;
-        }
-        key.words.iter().zip(words).for_each(|(cell, word)| cell.store(*word, Relaxed));
-        Some(key)
-    }
-
-    /// Its words, from which it can be made again.
-    pub fn words(&self) -> impl Iterator<Item = u64> {
-        self.words.iter().map(|cell| cell.load(Relaxed))
-    }
-
     fn get(&self, at: usize) -> u64 {
         self.words[at].load(Acquire)
     }
@@ -129,13 +113,13 @@ impl Timed {
 
     /// The policy, with the distance to the next start that the last jobs determine.
     fn adapted(&self) -> Policy {
-        match self.policy.0 {
-            Shape::EvenlySpaced(spacing) if spacing.is_adaptive => match self.get(word::SPACING) {
-                0 => self.policy,
-                apart => Policy(Shape::EvenlySpaced(spacing.apart(apart - 1))),
-            },
-            _ => self.policy,
+        let mut policy = self.policy;
+        if let (Shape::EvenlySpaced(spacing), apart @ 1..) = (policy.0, self.get(word::SPACING))
+            && spacing.is_adaptive
+        {
+            policy.0 = Shape::EvenlySpaced(spacing.apart(apart - 1));
         }
+        policy
     }
 
     fn cells(&self, phase: u64) -> Cells<'_> {

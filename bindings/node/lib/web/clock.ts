@@ -24,24 +24,29 @@ const LONGEST = 2 ** 31 - 1;
 /** The clock of this machine, which does not change when somebody sets the time of day. */
 export class SystemClock implements Clock {
   readonly #began = performance.now();
-  readonly #time: number;
-  readonly unixUs: number;
-
-  /** `time`: the time of the store now. `unixUs`: the Unix time when it was 0. */
-  constructor(time = 0, unixUs = Date.now() * 1e3) {
-    this.#time = time;
-    this.unixUs = unixUs;
-  }
+  readonly unixUs = Date.now() * 1e3;
 
   now(): Time {
-    const from = this.#time + (performance.now() - this.#began) * 1e3;
+    const from = (performance.now() - this.#began) * 1e3;
     return [from, from + RESOLUTION];
   }
 
   after(ms: number, call: () => void): () => void {
-    const timer = setTimeout(call, Math.min(Math.ceil(ms), LONGEST));
-    return () => clearTimeout(timer);
+    return after(ms, call);
   }
+}
+
+/** Calls a function after this time in ms, by the clock of this machine. Returns how to prevent that. */
+export function after(ms: number, call: () => void): () => void {
+  let rest = Math.ceil(ms);
+  let timer: ReturnType<typeof setTimeout>;
+  const wind = () => {
+    const part = Math.min(rest, LONGEST);
+    rest -= part;
+    timer = setTimeout(() => (rest > 0 ? wind() : call()), part);
+  };
+  wind();
+  return () => clearTimeout(timer);
 }
 
 /** A clock for tests. It stands still until it is advanced, which wakes the waiters that use it. */

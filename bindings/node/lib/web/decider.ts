@@ -4,8 +4,6 @@
 //    decision needs no lock.
 // 2. *First come, first served.* A start is decided at once only if nobody waits for the same limit and key. The first of a line
 //    is decided when its time has come, and its start counts from then: a timer that is late costs nobody anything.
-// 3. *Nothing is told before it is kept.* The answers of a turn are given when `keep` has written what has changed. If that fails,
-//    they are errors: the starts count, and nobody makes them.
 
 import type { Clock } from "./clock.js";
 import type { Decided, Engine, How } from "./engine.js";
@@ -24,7 +22,7 @@ export type Call =
   | { readonly op: "declare"; readonly name: string; readonly policy: string }
   | { readonly op: "decide" | "peek"; readonly name: string; readonly key: string; readonly weight: number }
   | Wait
-  | { readonly op: "leave"; readonly waiter: string }
+  | { readonly op: "leave"; readonly waiter: number }
   | { readonly op: "end"; readonly start: Start; readonly how: How; readonly actual: number }
   | { readonly op: "pause"; readonly name: string; readonly key: string; readonly ms: number }
   | { readonly op: "clear"; readonly name: string; readonly key: string }
@@ -40,21 +38,23 @@ interface Wait {
   readonly priority: number;
   /** The number of ms that it waits at most; `null`: no limit. */
   readonly patience: number | null;
-  /** When it asked: those of one priority start in this order. */
-  readonly asked: number;
-  /** By which it leaves. */
-  readonly waiter: string;
+  /** By which it leaves. Those of one priority start in this order. */
+  readonly waiter: number;
 }
 
-/** What a call is answered. Calls other than about starts have no decision. */
+/** What a call is answered. Only calls about starts have a decision; whoever leaves gets the one that it would get now, `null` if it has started. */
 export type Answer = Decided | null;
 
-/** Writes what a call of this client has changed, before it is told. */
-export type Keep = (call: Call, answer: Answer, client: string) => Promise<void>;
+interface Declared {
+  readonly number: number;
+  /** The policy that was declared last. */
+  readonly policy: string;
+}
 
 interface Waiter {
   readonly call: Wait;
-  readonly client: string;
+  readonly line: Line;
+  hasLeft: boolean;
   readonly answer: (answer: Decided) => void;
   readonly refuse: (error: unknown) => void;
 }
@@ -62,59 +62,50 @@ interface Waiter {
 export class Decider {
   readonly #engine: Engine;
   readonly #clock: Clock;
-  readonly #keep: Keep | null;
-  readonly #limits = new Map<string, number>();
-  readonly #lines = new Map<string, Line>();
+  readonly #limits = new Map<string, Declared>();
+  /** The lines by limit and key. */
+  readonly #lines = new Map<string, Map<string, Line>>();
+  readonly #waiters = new Map<number, Waiter>();
   #closed: LimitError | undefined;
 
-  constructor(engine: Engine, clock: Clock, keep: Keep | null = null) {
+  constructor(engine: Engine, clock: Clock) {
     this.#engine = engine;
     this.#clock = clock;
-    this.#keep = keep;
   }
 
-  /** Answers a call of a client. */
-  async call(call: Call, client = ""): Promise<Answer> {
-    if (call.op === "wait") return this.#wait(call, client);
-    const answer = this.#do(call);
-    await this.#kept(call, answer, client);
-    return answer;
-  }
-
-  /** Returns how long the first of those who wait for the same as this one will at least wait, in ms. */
-  advance(call: Call): number {
-    const line = call.op === "wait" ? this.#lines.get(lineOf(call)) : undefined;
-    line?.advance();
-    return line?.next.retryAfter ?? 0;
-  }
-
-  /** Removes the waiters of a client. */
-  leave(client: string): void {
-    for (const line of [...this.#lines.values()]) line.leave((waiter) => waiter.client === client);
+  /** Answers a call. */
+  async call(call: Call): Promise<Answer> {
+    if (this.#closed !== undefined) throw this.#closed;
+    return call.op === "wait" ? this.#wait(call) : this.#do(call);
   }
 
   #do(call: Exclude<Call, Wait>): Answer {
     const time = this.#clock.now();
     switch (call.op) {
-      case "declare":
-        this.#limits.set(call.name, this.#engine.limit(call.name, call.policy, time));
+      case "declare": {
+        const { name, policy } = call;
+        const known = this.#limits.get(name);
+        // Programs declare a limit wherever they use it.
+        if (known !== undefined && (policy === "" || policy === known.policy)) return null;
+        this.#limits.set(name, { number: this.#engine.limit(name, policy, time), policy });
         break;
+      }
       case "peek":
         return this.#look(call, time);
       case "decide": {
-        this.#lines.get(lineOf(call))?.advance();
-        const line = this.#lines.get(lineOf(call));
+        this.#line(call)?.advance();
+        const line = this.#line(call);
         if (line === undefined) return this.#engine.decide(this.#limit(call.name), call.key, call.weight, time);
         // (2)
         return behind(this.#look(call, time), line.next);
       }
       case "leave":
-        for (const line of [...this.#lines.values()]) line.leave((waiter) => waiter.call.waiter === call.waiter);
-        return null;
+        return this.#leave(call.waiter);
       case "end": {
         const { name, key, weight, held } = call.start;
         this.#engine.end(this.#limit(name), key, weight, held, call.how, call.actual, time);
-        break;
+        this.#line(call.start)?.advance();
+        return null;
       }
       case "pause":
         this.#engine.pause(this.#limit(call.name), call.key, call.ms, time);
@@ -125,9 +116,12 @@ export class Decider {
       case "override":
         this.#engine.override(call.name, call.policy, call.key, time);
     }
-    const name = call.op === "end" ? call.start.name : call.name;
-    for (const line of [...this.#lines.values()]) if (line.name === name) line.advance();
+    for (const line of [...(this.#lines.get(call.name)?.values() ?? [])]) line.advance();
     return null;
+  }
+
+  #line({ name, key }: { name: string; key: string }): Line | undefined {
+    return this.#lines.get(name)?.get(key);
   }
 
   #look({ name, key, weight }: { name: string; key: string; weight: number }, time = this.#clock.now()): Decided {
@@ -136,29 +130,43 @@ export class Decider {
 
   /** The number of a limit, which was declared by whoever calls: or before, in which case it is found by its name. */
   #limit(name: string): number {
-    let limit = this.#limits.get(name);
-    if (limit === undefined) this.#limits.set(name, (limit = this.#engine.limit(name, "", this.#clock.now())));
-    return limit;
+    return this.#limits.get(name)?.number ?? this.#engine.limit(name, "", this.#clock.now());
   }
 
-  #wait(call: Wait, client: string): Promise<Decided> {
-    const { name, patience } = call;
-    const id = lineOf(call);
-    let line = this.#lines.get(id);
+  #wait(call: Wait): Promise<Decided> {
+    const { patience } = call;
+    let line = this.#line(call);
     const seen = this.#look(call);
     // The time is known, unless somebody waits or holds units: then this waits in vain.
     if (line === undefined && patience !== null && seen.retryAfter > patience && !seen.holds) {
-      return Promise.reject(new TimeoutError(`no permit of "${name}" within ${patience} ms`, seen.retryAfter));
+      return Promise.reject(timeoutOf(call, seen));
     }
-    if (line === undefined) {
-      const started = (waiter: Waiter, decided: Decided) =>
-        void this.#kept(waiter.call, decided, waiter.client).then(() => waiter.answer(decided), waiter.refuse);
-      const isEmpty = () => void this.#lines.delete(id);
-      line = new Line(name, this.#clock, { start: (waiter) => this.#start(waiter.call), started, isEmpty });
-      this.#lines.set(id, line);
-    }
-    const joined = line;
-    return new Promise((answer, refuse) => joined.join({ call, client, answer, refuse }));
+    line ??= this.#newLine(call);
+    return new Promise((answer, refuse) => {
+      const waiter = { call, line, answer, refuse, hasLeft: false };
+      this.#waiters.set(call.waiter, waiter);
+      line.join(waiter);
+    });
+  }
+
+  #newLine({ name, key }: Wait): Line {
+    const lines = this.#lines.get(name) ?? new Map<string, Line>();
+    const line = new Line(this.#clock, {
+      start: (waiter) => this.#start(waiter.call),
+      isOver: (waiter) => void this.#waiters.delete(waiter.call.waiter),
+      isEmpty: () => void (lines.get(key) === line && lines.delete(key) && lines.size === 0 && this.#lines.delete(name)),
+    });
+    this.#lines.set(name, lines.set(key, line));
+    return line;
+  }
+
+  #leave(number: number): Answer {
+    const waiter = this.#waiters.get(number);
+    if (waiter === undefined) return null;
+    this.#waiters.delete(number);
+    waiter.line.leave(waiter);
+    const [seen, line] = [this.#look(waiter.call), this.#line(waiter.call)];
+    return line === undefined ? seen : behind(seen, line.next);
   }
 
   /** Decides on a waiter. Looks first: a waiter is not denied, and raises no backoff. */
@@ -167,16 +175,10 @@ export class Decider {
     return seen.admitted ? this.#engine.decide(this.#limit(call.name), call.key, call.weight, this.#clock.now()) : seen;
   }
 
-  async #kept(call: Call, answer: Answer, client: string): Promise<void> {
-    if (this.#closed !== undefined) throw this.#closed;
-    // (3)
-    await this.#keep?.(call, answer, client);
-  }
-
   /** Ends it: those who wait get the error. */
   close(error: LimitError): void {
     this.#closed = error;
-    for (const line of [...this.#lines.values()]) line.close(error);
+    for (const lines of [...this.#lines.values()]) for (const line of [...lines.values()]) line.close(error);
   }
 }
 
@@ -184,39 +186,43 @@ export class Decider {
 interface Calls {
   /** Decides on a waiter. */
   readonly start: (waiter: Waiter) => Decided;
-  readonly started: (waiter: Waiter, decided: Decided) => void;
+  /** A waiter has got its start, or an error. */
+  readonly isOver: (waiter: Waiter) => void;
   readonly isEmpty: () => void;
 }
 
 /** The waiters for one limit and key. */
 class Line {
-  readonly name: string;
   readonly #clock: Clock;
   readonly #calls: Calls;
-  readonly #waiters: Waiter[] = [];
+  /** In order. Those that have left stay until they are the first, or half of all: so that leaving costs the same in a long line. */
+  #waiters: Waiter[] = [];
+  #left = 0;
   #stop = () => {};
-  /** What the first waiter was told last. */
+  /** The waiter that was looked at last, and what it was told. */
+  #first: Waiter | undefined;
   next!: Decided;
 
-  constructor(name: string, clock: Clock, calls: Calls) {
-    this.name = name;
+  constructor(clock: Clock, calls: Calls) {
     this.#clock = clock;
     this.#calls = calls;
   }
 
   join(waiter: Waiter): void {
-    const { priority, asked } = waiter.call;
-    const isBefore = ({ call }: Waiter) => call.priority < priority || (call.priority === priority && call.asked <= asked);
+    const { priority, waiter: number } = waiter.call;
+    const isBefore = ({ call }: Waiter) => call.priority < priority || (call.priority === priority && call.waiter < number);
     const before = this.#waiters.findLastIndex(isBefore);
     this.#waiters.splice(before + 1, 0, waiter);
     this.advance();
   }
 
-  leave(leaves: (waiter: Waiter) => boolean): void {
-    const staying = this.#waiters.filter((waiter) => !leaves(waiter));
-    if (staying.length === this.#waiters.length) return;
-    this.#waiters.splice(0, Infinity, ...staying);
-    this.advance();
+  leave(waiter: Waiter): void {
+    waiter.hasLeft = true;
+    if (2 * ++this.#left > this.#waiters.length) {
+      this.#waiters = this.#waiters.filter(({ hasLeft }) => !hasLeft);
+      this.#left = 0;
+    }
+    if (waiter === this.#first) this.advance();
   }
 
   /** Starts those whose time has come, and calls itself when the next one's has. */
@@ -224,12 +230,19 @@ class Line {
     this.#stop();
     for (;;) {
       const [first] = this.#waiters;
+      this.#first = first;
       if (first === undefined) return this.#calls.isEmpty();
+      if (first.hasLeft) {
+        this.#waiters.shift();
+        this.#left--;
+        continue;
+      }
       let decided: Decided;
       try {
         decided = this.#calls.start(first);
       } catch (error) {
         this.#waiters.shift();
+        this.#calls.isOver(first);
         first.refuse(error);
         continue;
       }
@@ -239,18 +252,24 @@ class Line {
         return;
       }
       this.#waiters.shift();
-      this.#calls.started(first, decided);
+      this.#calls.isOver(first);
+      first.answer(decided);
     }
   }
 
   close(error: LimitError): void {
     this.#stop();
-    for (const waiter of this.#waiters.splice(0)) waiter.refuse(error);
+    for (const waiter of this.#waiters.splice(0)) {
+      this.#calls.isOver(waiter);
+      if (!waiter.hasLeft) waiter.refuse(error);
+    }
     this.#calls.isEmpty();
   }
 }
 
-const lineOf = ({ name, key }: { name: string; key: string }): string => `${name}\n${key}`;
+/** The error of a waiter whose time is over. */
+export const timeoutOf = ({ name, patience }: Pick<Wait, "name" | "patience">, seen: Decided): TimeoutError =>
+  new TimeoutError(`no permit of "${name}" within ${patience} ms`, seen.retryAfter);
 
 /** A start that would overtake those who wait is denied, as the first of them is. */
 function behind(seen: Decided, first: Decided): Decided {

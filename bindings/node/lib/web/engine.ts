@@ -1,10 +1,12 @@
 // The limits of a store in WebAssembly: `bindings/web/src/abi.rs` is the other side. Every call returns at once.
 
+import { version } from "./bytes.js";
 import { type LimitError, errorOf } from "./errors.js";
 
 /** What the module exports. */
 interface Exports {
   readonly memory: WebAssembly.Memory;
+  wgl_version?(): number;
   wgl_new(unixUs: number, seed: number): number;
   wgl_text(store: number, length: number): number;
   wgl_text_length(store: number): number;
@@ -16,9 +18,6 @@ interface Exports {
   wgl_clear(store: number, limit: number, key: number): number;
   wgl_override(store: number, name: number, policy: number, key: number, hasKey: number, from: number, to: number): number;
   wgl_unit(store: number, name: number): number;
-  wgl_save(store: number, limit: number, key: number, from: number, to: number): void;
-  wgl_load(store: number, limit: number, key: number, from: number, to: number): void;
-  wgl_follow(store: number, limit: number, from: number, to: number): number;
   wgl_part(store: number, limit: number, part: number): void;
 }
 
@@ -67,9 +66,15 @@ export class Engine {
     this.#store = this.#exports.wgl_new(unixUs, Math.random());
   }
 
+  /** Whether an instance is of the module of this version. */
+  static fits({ exports }: WebAssembly.Instance): boolean {
+    const number = version.split(".").reduce((number, part) => 1000 * number + Number.parseInt(part, 10), 0);
+    return (exports as unknown as Exports).wgl_version?.() === number;
+  }
+
   /** Passes the texts of a call, and returns their lengths. */
-  #pass(...texts: (string | Uint8Array)[]): number[] {
-    const all = texts.map((text) => (typeof text === "string" ? encoder.encode(text) : text));
+  #pass(...texts: string[]): number[] {
+    const all = texts.map((text) => encoder.encode(text));
     let at = this.#exports.wgl_text(
       this.#store,
       all.reduce((sum, { length }) => sum + length, 0),
@@ -84,16 +89,15 @@ export class Engine {
 
   /** The text of an answer. */
   #text(): string {
-    return decoder.decode(this.#bytes());
-  }
-
-  #bytes(): Uint8Array {
     const length = this.#exports.wgl_text_length(this.#store);
-    return new Uint8Array(this.#exports.memory.buffer, this.#exports.wgl_text(this.#store, length), length);
+    const at = this.#exports.wgl_text(this.#store, length);
+    return decoder.decode(new Uint8Array(this.#exports.memory.buffer, at, length));
   }
 
+  /** A view of the numbers. The next call may make the memory larger, which takes it away. */
   #numbers(): Float64Array {
-    return new Float64Array(this.#exports.memory.buffer, this.#exports.wgl_numbers(this.#store), DECISION + HELD * MOST_PARTS);
+    const at = this.#exports.wgl_numbers(this.#store);
+    return new Float64Array(this.#exports.memory.buffer, at, DECISION + HELD * MOST_PARTS);
   }
 
   /** Checks the answer of a call. */
@@ -118,7 +122,7 @@ export class Engine {
   decide(limit: number, key: string, weight: number, time: Time, looks = false): Decided {
     const [length] = this.#pass(key);
     this.#checked(this.#exports.wgl_decide(this.#store, limit, length!, weight, Number(looks), ...time));
-    const numbers = this.#numbers();
+    const numbers = [...this.#numbers()];
     const [admitted, retry, suggested, remaining, most, reset, deniedBy, holds, isCounted] = numbers as unknown as Numbers;
     const isAdmitted = admitted !== 0;
     const count = isAdmitted && !looks ? this.#names(limit).length * HELD : 0;
@@ -131,7 +135,7 @@ export class Engine {
       limit: most,
       holds: holds !== 0,
       isCounted: isCounted !== 0,
-      held: [...numbers.subarray(DECISION, DECISION + count)],
+      held: numbers.slice(DECISION, DECISION + count),
       deniedBy: isAdmitted ? null : this.#names(limit)[deniedBy]!,
     };
   }
@@ -170,25 +174,6 @@ export class Engine {
     const [nameLength, policyLength, keyLength] = this.#pass(name, policy, key ?? "");
     const hasKey = Number(key !== undefined);
     this.#checked(this.#exports.wgl_override(this.#store, nameLength!, policyLength!, keyLength!, hasKey, ...time));
-  }
-
-  /** Returns the state of a key, and with the key "" the gates of all keys; `null` if there is nothing to keep. */
-  save(limit: number, key: string, time: Time): Uint8Array | null {
-    const [length] = this.#pass(key);
-    this.#exports.wgl_save(this.#store, limit, length!, ...time);
-    const bytes = this.#bytes();
-    return bytes.length > 0 ? bytes.slice() : null;
-  }
-
-  /** Restores a key. If this is no state of it, all that the limit had counts as used. */
-  load(limit: number, key: string, state: Uint8Array, time: Time): void {
-    const [length] = this.#pass(key, state);
-    this.#exports.wgl_load(this.#store, limit, length!, ...time);
-  }
-
-  /** Brings the keys that were restored to the policies of now. */
-  follow(limit: number, time: Time): void {
-    this.#checked(this.#exports.wgl_follow(this.#store, limit, ...time));
   }
 
   /** Returns a unit of time in ms; NaN if policies know none of this name. */

@@ -50,7 +50,7 @@ const byCode: Record<string, typeof LimitError> = {
   store_closed: StoreClosed,
 };
 
-/** An error as another tab is told it. */
+/** An error as the engine tells it. */
 export interface PlainError {
   readonly message: string;
   readonly code: string;
@@ -62,6 +62,8 @@ export const errorOf = ({ message, code, number }: PlainError): LimitError => ne
 
 /** Makes an error with the parameter, the value and what was expected. */
 export function invalid(parameter: string, value: unknown, expected: string): InvalidArgument {
-  const given = typeof value === "string" ? JSON.stringify(value.slice(0, 64)) : typeof value === "object" ? "an object" : String(value);
-  return new InvalidArgument(`${parameter} is ${value === null ? "null" : given}: expected ${expected}`, "invalid_argument", -1);
+  let given = typeof value === "function" ? "a function" : "an object";
+  if (typeof value === "string") given = JSON.stringify(value.slice(0, 64));
+  else if (value === null || !["object", "function"].includes(typeof value)) given = String(value);
+  return new InvalidArgument(`${parameter} is ${given}: expected ${expected}`, "invalid_argument", -1);
 }

@@ -25,10 +25,24 @@ export function whole(parameter: string, value: unknown): number {
   throw invalid(parameter, value, "a whole number, not negative");
 }
 
-/** Checks that a value is a text. */
+/** Checks that a value is a text that UTF-8 can represent. */
 export function text(parameter: string, value: unknown): string {
-  if (typeof value === "string") return value;
-  throw invalid(parameter, value, "a string");
+  if (typeof value !== "string") throw invalid(parameter, value, "a string");
+  if (!value.isWellFormed()) throw invalid(parameter, value, "well-formed Unicode, without lone surrogates");
+  return value;
+}
+
+/** Checks a priority. Default: 0. */
+export function priorityOf(value: unknown): number {
+  if (value === undefined) return 0;
+  if (typeof value === "number" && (value | 0) === value) return value;
+  throw invalid("priority", value, "a whole number from -2147483648 to 2147483647");
+}
+
+/** Checks a signal, if there is one. */
+export function signalOf(value: unknown): AbortSignal | undefined {
+  if (value === undefined || value instanceof AbortSignal) return value;
+  throw invalid("signal", value, "an AbortSignal");
 }
 
 /** Checks a key, and returns "" for none. */

@@ -1,9 +1,10 @@
 // What programs call: limiters and permits.
 
-import type { Answer, Call, Start } from "./decider.js";
+import { after } from "./clock.js";
+import { type Answer, type Call, type Start, timeoutOf } from "./decider.js";
 import { type Decided, How } from "./engine.js";
-import { TimeoutError, invalid } from "./errors.js";
-import { type Duration, keyOf, milliseconds, options as checked, text, whole } from "./input.js";
+import { invalid } from "./errors.js";
+import { type Duration, keyOf, milliseconds, options as checked, priorityOf, signalOf, text, whole } from "./input.js";
 
 /** The option of a call about one key. */
 export interface KeyOptions {
@@ -63,7 +64,7 @@ export interface Denial extends DecisionNumbers {
 export type Decision = Admission | Denial;
 
 /** What a decision would be. Nothing was recorded, so there is no permit. */
-export type Forecast = (Omit<Admission, "permit"> & Pick<Denial, "permit">) | Denial;
+export type Peek = (Omit<Admission, "permit"> & Pick<Denial, "permit">) | Denial;
 
 /** @internal Where calls are answered. */
 export interface Desk {
@@ -84,12 +85,16 @@ export class Permit {
   readonly #isCounted: boolean;
   #ending: Promise<void> | undefined;
 
-  /** @internal */
-  constructor(desk: Desk, start: Start, isCounted: boolean) {
+  private constructor(desk: Desk, start: Start, isCounted: boolean) {
     this.#desk = desk;
     this.#start = start;
     this.#isCounted = isCounted;
     if (isCounted) lost.register(this, { desk, start }, this);
+  }
+
+  /** @internal */
+  static _of(desk: Desk, start: Start, isCounted: boolean): Permit {
+    return new Permit(desk, start, isCounted);
   }
 
   /** Completes the start: the job has ended. */
@@ -126,8 +131,7 @@ export class Permit {
   }
 }
 
-/** No other program has this number. */
-const me = Math.random();
+/** No two waiters of this program have the same number. */
 let lastWaiter = 0;
 
 /** Decides whether a job may start now, and if not, when. */
@@ -138,11 +142,15 @@ export class Limiter {
   readonly #policy: string;
   #declared: Promise<Answer> | undefined;
 
-  /** @internal */
-  constructor(desk: Desk, name: string, policy: string) {
+  private constructor(desk: Desk, name: string, policy: string) {
     this.#desk = desk;
     this.name = name;
     this.#policy = policy;
+  }
+
+  /** @internal */
+  static _of(desk: Desk, name: string, policy: string): Limiter {
+    return new Limiter(desk, name, policy);
   }
 
   /** @internal Declares the limit, once. */
@@ -162,13 +170,13 @@ export class Limiter {
   }
 
   #permit({ key, weight }: Weighed, { held, isCounted }: Decided): Permit {
-    return new Permit(this.#desk, { name: this.name, key, weight, held }, isCounted);
+    return Permit._of(this.#desk, { name: this.name, key, weight, held }, isCounted);
   }
 
-  #decision(start: Weighed, decided: Decided, looks: boolean): Decision | Forecast {
+  #decision(start: Weighed, decided: Decided, looks: boolean): Decision | Peek {
     const { admitted, deniedBy, retryAfter, suggestedAfter, resetAfter, remaining, limit } = decided;
     const permit = admitted && !looks ? this.#permit(start, decided) : null;
-    return { admitted, deniedBy, retryAfter, suggestedAfter, resetAfter, remaining, limit, permit } as Decision | Forecast;
+    return { admitted, deniedBy, retryAfter, suggestedAfter, resetAfter, remaining, limit, permit } as Decision | Peek;
   }
 
   /** Decides and records in one step. Resolves to the whole decision. */
@@ -183,26 +191,26 @@ export class Limiter {
   }
 
   /** Resolves to the decision that a start would get. Records nothing. */
-  async peek(options?: StartOptions): Promise<Forecast> {
+  async peek(options?: StartOptions): Promise<Peek> {
     const start = startOf(options, START);
-    return this.#decision(start, await this.#call({ op: "peek", name: this.name, ...start }), true) as Forecast;
+    return this.#decision(start, await this.#call({ op: "peek", name: this.name, ...start }), true) as Peek;
   }
 
   /** Resolves to whether a start of weight 1 would be admitted now. */
-  async canProceed({ key }: KeyOptions = {}): Promise<boolean> {
-    return (await this.peek({ key })).admitted;
+  async canProceed(options?: KeyOptions): Promise<boolean> {
+    return (await this.peek({ key: checked(options, ["key"]).key })).admitted;
   }
 
   /** Waits for a permit: first come, first served. Rejects with `TimeoutError` after `timeout`. */
   async acquire(options?: AcquireOptions): Promise<Permit> {
-    const start = startOf(options, [...START, "priority", "timeout", "signal"]);
-    const { priority = 0, timeout, signal } = options ?? {};
-    if (typeof priority !== "number" || Number.isNaN(priority)) throw invalid("priority", priority, "a number");
+    const start = startOf(options, ACQUIRE);
+    const [priority, signal] = [priorityOf(options?.priority), signalOf(options?.signal)];
+    const timeout = options?.timeout;
     const patience = timeout === undefined ? null : this.#milliseconds("timeout", timeout);
     signal?.throwIfAborted();
     await this._open();
-    const [waiter, asked] = [`${me}-${++lastWaiter}`, performance.timeOrigin + performance.now()];
-    const wait = { op: "wait", name: this.name, ...start, priority, patience, asked, waiter } as const;
+    const waiter = ++lastWaiter;
+    const wait = { op: "wait", name: this.name, ...start, priority, patience, waiter } as const;
     const started = this.#desk.call(wait) as Promise<Decided>;
     return new Promise((resolve, reject) => {
       let hasLeft = false;
@@ -213,10 +221,11 @@ export class Limiter {
       };
       const aborted = () => leave(signal?.reason);
       signal?.addEventListener("abort", aborted, { once: true });
-      const expired = () => leave(new TimeoutError(`no permit of "${this.name}" within ${patience} ms`, 0));
-      const timer = patience === null ? undefined : setTimeout(expired, Math.min(patience, LONGEST));
+      // Whoever has started has not left.
+      const expired = () => void this.#desk.call({ op: "leave", waiter }).then((seen) => seen && reject(timeoutOf(wait, seen)), reject);
+      const stop = patience === null ? () => {} : after(patience, expired);
       const over = () => {
-        clearTimeout(timer);
+        stop();
         signal?.removeEventListener("abort", aborted);
       };
       started.then(
@@ -255,6 +264,7 @@ export class Limiter {
     options?: AcquireOptions | ((...args: A) => AcquireOptions | undefined),
   ): (this: This, ...args: A) => Promise<T> {
     if (typeof fn !== "function") throw invalid("fn", fn, "a function");
+    if (typeof options !== "function") checked(options, ACQUIRE);
     const limiter = this;
     const wrapped = async function (this: This, ...args: A): Promise<T> {
       const asked = typeof options === "function" ? options(...args) : options;
@@ -286,8 +296,7 @@ interface Weighed {
 }
 
 const START = ["key", "weight"];
-/** The longest time for a timer, in ms. */
-const LONGEST = 2 ** 31 - 1;
+const ACQUIRE = [...START, "priority", "timeout", "signal"];
 
 function startOf(options: StartOptions | undefined, known: readonly string[]): Weighed {
   const { key, weight } = checked(options, known);

@@ -1,22 +1,22 @@
 // Stores: where limits live.
 
+import { version } from "./bytes.js";
 import { type Clock, ManualClock, SystemClock } from "./clock.js";
 import { Decider } from "./decider.js";
 import { Engine } from "./engine.js";
-import { LimitError, StoreClosed, invalid } from "./errors.js";
+import { StoreClosed, invalid } from "./errors.js";
 import { keyOf, options as checked, text } from "./input.js";
-import { Shared } from "./shared.js";
 import { type Desk, type KeyOptions, Limiter, nameOf } from "./limiter.js";
 
 /** The options of a store. */
 export interface OpenOptions {
-  /** A clock for tests. Only for "memory:". */
+  /** A clock for tests. */
   clock?: ManualClock | undefined;
-  /** The compiled module, where a program cannot compile one: `workglow-limit/web/module.wasm`. Cloudflare's workers need no option. */
+  /** The compiled module, where a program cannot compile one, as in Cloudflare's workers: `workglow-limit/web/module.wasm` of this version. */
   module?: WebAssembly.Module | undefined;
 }
 
-/** Holds limits: in "memory:" for this object, in "indexeddb:NAME" for all tabs and workers of an origin. */
+/** Holds limits, which are this object's: whoever opens "memory:" again gets others. */
 export class Store {
   /** The store's address. */
   readonly url: string;
@@ -26,8 +26,7 @@ export class Store {
   readonly #limiters = new Map<string, Limiter>();
   #isClosed = false;
 
-  /** @internal */
-  constructor(url: string, desk: Desk, close: () => void) {
+  private constructor(url: string, desk: Desk, close: () => void) {
     this.url = url;
     this.#close = close;
     const call: Desk["call"] = async (call) => {
@@ -37,12 +36,17 @@ export class Store {
     this.#desk = { call, unitOfTime: (name) => desk.unitOfTime(name) };
   }
 
+  /** @internal */
+  static _of(url: string, desk: Desk, close: () => void): Store {
+    return new Store(url, desk, close);
+  }
+
   /**
    * Returns a limiter of this name. With a policy, such as "100/1m", "10/1s burst 20" or "100/1m + 5 concurrent", its first call
    * declares the limit; what was declared last holds. Without one, its first call finds what is declared.
    */
   limiter(name: string, policy?: string): Limiter {
-    const limiter = new Limiter(this.#desk, nameOf(name), policy === undefined ? "" : text("policy", policy));
+    const limiter = Limiter._of(this.#desk, nameOf(name), policy === undefined ? "" : text("policy", policy));
     if (policy !== undefined) this.#limiters.set(name, limiter);
     return limiter;
   }
@@ -85,22 +89,17 @@ export async function openWith(compiled: () => Promise<WebAssembly.Module>, url:
   if (clock !== undefined && !(clock instanceof ManualClock)) throw invalid("clock", clock, "a ManualClock");
   if (module !== undefined && !(module instanceof WebAssembly.Module)) throw invalid("module", module, "a WebAssembly.Module");
   const address = text("url", url);
-  const engine = async (unixUs: number) => new Engine(await WebAssembly.instantiate(module ?? (await compiled()), {}), unixUs);
-  if (address === "memory:") return inMemory(engine, clock ?? new SystemClock());
-  const name = /^indexeddb:(.+)$/s.exec(address)?.[1];
-  if (name === undefined) throw invalid("url", url, '"memory:" or "indexeddb:NAME"');
-  if (clock !== undefined) throw invalid("clock", clock, "none: the tabs of an origin share the clock of their machine");
-  if (globalThis.indexedDB === undefined || globalThis.navigator?.locks === undefined) {
-    throw new LimitError(`store "${address}" needs IndexedDB and Web Locks, as browsers have them on pages with https`, "unsupported", -13);
-  }
-  const shared = await Shared.open(name, engine);
-  return new Store(address, shared, () => shared.close());
+  if (address !== "memory:") throw invalid("url", url, '"memory:", the one store that there is here');
+  const imports = module === undefined ? [] : WebAssembly.Module.imports(module);
+  const instance = imports.length > 0 ? null : await WebAssembly.instantiate(module ?? (await compiled()), {});
+  if (instance === null || !Engine.fits(instance)) throw invalid("module", module, `the module of this package, version ${version}`);
+  return inMemory(instance, clock ?? new SystemClock());
 }
 
-async function inMemory(made: (unixUs: number) => Promise<Engine>, clock: Clock): Promise<Store> {
-  const engine = await made(clock.unixUs);
+function inMemory(instance: WebAssembly.Instance, clock: Clock): Store {
+  const engine = new Engine(instance, clock.unixUs);
   const decider = new Decider(engine, clock);
   const desk: Desk = { call: (call) => decider.call(call), unitOfTime: (name) => engine.unitOfTime(name) };
   const closed = new StoreClosed('store "memory:" was closed', "store_closed", -21);
-  return new Store("memory:", desk, () => decider.close(closed));
+  return Store._of("memory:", desk, () => decider.close(closed));
 }

@@ -99,9 +99,13 @@ test("limits are shared by name, and errors name what is wrong", { skip }, async
   await assert.rejects(limiter.tryAcquire({ weight: 0 }), { name: "InvalidArgument", message: /^weight is 0: expected/ });
   await assert.rejects(limiter.tryAcquire({ keys: "a" }), { name: "InvalidArgument", message: /with keys/ });
   await assert.rejects(store.limiter("bad", "5 per fortnight").tryAcquire(), { name: "InvalidArgument", message: /character 7/ });
+  const shared = { code: "unsupported", message: /^"5\/1m shared" is not supported here: tenants/ };
+  await assert.rejects(store.limiter("shared", "5/1m shared").tryAcquire(), shared);
+  await assert.rejects(store.limiter("shared", "2 concurrent + 5/1m shared").tryAcquire(), shared);
+  store.limiter("two", "2/1h");
+  await assert.rejects(store.override("two", "5/1m shared"), shared);
   await assert.rejects(web.open("redis://there"), { name: "InvalidArgument", message: /^url is "redis:\/\/there"/ });
-  // Node has no IndexedDB.
-  await assert.rejects(web.open("indexeddb:x"), { code: "unsupported", message: /^store "indexeddb:x" needs IndexedDB/ });
+  await assert.rejects(web.open("indexeddb:x"), { code: "invalid_argument", message: /^url is "indexeddb:x": expected "memory:"/ });
   store.close();
   await assert.rejects(limiter.tryAcquire(), { name: "StoreClosed", code: "store_closed" });
 });
@@ -115,4 +119,106 @@ test("many keys: idle ones are forgotten, and none loses a start", { skip }, asy
     for (let i = 0; i < 1000; i++) assert.equal(await limiter.tryAcquire({ key: `${i}` }), null);
     clock.advance(1000);
   }
+});
+
+test("what a settled start owes is owed, too, when its key was forgotten", { skip }, async () => {
+  const clock = new web.ManualClock();
+  const store = await web.open("memory:", { clock });
+  const limiter = store.limiter("owed", "10/1s");
+  const permit = await limiter.tryAcquire({ key: "a" });
+  clock.advance(2000);
+  for (let i = 0; i < 200; i++) await limiter.tryAcquire({ key: `${i}` });
+  await permit.settle(10);
+  assert.equal((await limiter.peek({ key: "a" })).remaining, 1);
+});
+
+test("names and keys that look alike together have different lines", { skip }, async () => {
+  const store = await web.open("memory:", { clock: new web.ManualClock() });
+  const [one, other] = [store.limiter("a", "1/1h"), store.limiter("a\nb", "1/1h")];
+  await one.acquire({ key: "b\nc" });
+  const controller = new AbortController();
+  const waiting = one.acquire({ key: "b\nc", signal: controller.signal });
+  // (It waits for nobody: a line of one is not the other's.)
+  assert.ok(await other.tryAcquire({ key: "c" }));
+  controller.abort();
+  await assert.rejects(waiting, { name: "AbortError" });
+});
+
+test("a free limit starts a waiter that has no time, and a waiter that leaves is told when to retry", { skip }, async () => {
+  const store = await web.open("memory:", { clock: new web.ManualClock() });
+  const limiter = store.limiter("patient", "1 concurrent + 1/1h");
+  assert.ok(await limiter.acquire({ timeout: 0 }));
+  await assert.rejects(limiter.acquire({ timeout: 0 }), { code: "acquire_timeout", retryAfter: 36e5 });
+  await assert.rejects(limiter.acquire({ timeout: 1 }), { code: "acquire_timeout", retryAfter: 36e5 });
+});
+
+test("a timeout may be longer than a timer can be", { skip }, async (t) => {
+  const store = await web.open("memory:", { clock: new web.ManualClock() });
+  const limiter = store.limiter("long", "1 concurrent");
+  await limiter.acquire();
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  let ended = null;
+  const waiting = limiter.acquire({ timeout: "60d" }).catch((error) => (ended = error));
+  const turns = async () => {
+    for (let i = 0; i < 100; i++) await null;
+  };
+  await turns();
+  for (let days = 0; days < 59; days++) {
+    t.mock.timers.tick(864e5);
+    await turns();
+    assert.equal(ended, null, `after ${days + 1} days`);
+  }
+  // (A timer that is set within a tick begins at its end.)
+  t.mock.timers.tick(3 * 864e5);
+  assert.equal((await waiting).code, "acquire_timeout");
+});
+
+test("many waiters leave, in any order, and the others stay in theirs", { skip }, async () => {
+  const clock = new web.ManualClock();
+  const store = await web.open("memory:", { clock });
+  const limiter = store.limiter("leaving", "1/1s");
+  await limiter.acquire();
+  const order = [];
+  const controllers = [];
+  const waiting = Array.from({ length: 200 }, async (_, i) => {
+    controllers[i] = new AbortController();
+    await limiter.acquire({ signal: controllers[i].signal });
+    order.push(i);
+  });
+  const ended = Promise.allSettled(waiting);
+  // All have joined the line.
+  await new Promise(setImmediate);
+  const staying = [3, 50, 51, 199];
+  for (let i = 199; i >= 0; i--) if (!staying.includes(i)) controllers[i].abort();
+  await new Promise(setImmediate);
+  for (let i = 0; i < staying.length; i++) {
+    clock.advance(1000);
+    await new Promise(setImmediate);
+    assert.deepEqual(order, staying.slice(0, i + 1));
+  }
+  assert.equal((await ended).filter(({ status }) => status === "rejected").length, 196);
+  clock.advance(1000);
+  assert.ok(await limiter.tryAcquire());
+});
+
+test("the memory of the module may grow at any call", { skip }, async () => {
+  const { Engine } = await import("../../dist/web/engine.js");
+  const { compiled } = await import("../../dist/web/module.js");
+  const { exports } = await WebAssembly.instantiate(await compiled(), {});
+  const grows = ([name, of]) => [
+    name,
+    typeof of !== "function"
+      ? of
+      : (...given) => {
+          exports.memory.grow(1);
+          return of(...given);
+        },
+  ];
+  const engine = new Engine({ exports: Object.fromEntries(Object.entries(exports).map(grows)) }, 0);
+  const limit = engine.limit("a", "2 concurrent", [0, 0]);
+  const { held } = engine.decide(limit, "k", 1, [0, 0]);
+  assert.equal(held.length, 4);
+  engine.end(limit, "k", 1, held, 0, 0, [1, 1]);
+  assert.equal(engine.decide(limit, "k", 1, [2, 2], true).remaining, 2);
+  assert.throws(() => engine.limit("", "1/1s", [0, 0]), { message: /^name is empty/ });
 });
