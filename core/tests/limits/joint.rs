@@ -587,6 +587,35 @@ fn many_lines_for_the_same_two_parts_all_start() {
     }
 }
 
+/// Two queues that kept a difference of little more than half of a grace were compared every 15 ms, for an hour.
+#[test]
+fn a_joint_waiter_looks_ahead_a_few_times_however_long_it_waits() {
+    let (clock, store) = clocked();
+    let llm = store.limiter("llm", "a: 1/1h + b: 1/1h + tenant: 300/1s").unwrap();
+    for (part, after) in [("b", 30), ("a", 0)] {
+        assert!(store.find(&format!("llm/{part}")).unwrap().decide("", 1).unwrap().admitted);
+        clock.advance(ms(after));
+    }
+    let mut line = Line::new(llm.clone());
+    let key = llm.joint("", &[tenant("acme")]).unwrap();
+    let Joined::Waiting(id) = line.join(Waiter::new(&key, 1)).unwrap() else { panic!("an hour is left") };
+    let (began, mut passes, mut over) = (clock.now(), 0, Vec::new());
+    while clock.now() < began + ms(60_000) {
+        let nap = line.advance(&mut over).unwrap();
+        clock.advance(nap.max(Duration::from_micros(1)));
+        passes += 1;
+    }
+    // It looks four times a second whether it could start sooner.
+    assert!(passes < 300, "{passes} in a minute");
+    clock.advance(ms(3_600_000 - 60_000 - 200));
+    while over.is_empty() {
+        let nap = line.advance(&mut over).unwrap_or_default();
+        clock.advance(nap.max(Duration::from_micros(1)));
+    }
+    assert!(matches!(over[..], [(other, Outcome::Admitted(_))] if other == id), "{over:?}");
+    assert!(clock.now() <= began + ms(3_600_050), "{:?}", clock.now() - began);
+}
+
 /// A completion woke the line of its own key alone, so that the others looked for its slot up to 16 ms later.
 #[test]
 fn what_ends_wakes_the_first_line_that_it_concerns() {

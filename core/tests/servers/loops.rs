@@ -299,6 +299,42 @@ fn where_units_are_returned_no_line_takes_a_far_place() {
     }
 }
 
+/// Where units may return at any time, others take them as they become free. A waiter for more than are free at once had no place
+/// for ten minutes after one start was cancelled.
+#[test]
+fn where_units_are_returned_a_heavy_waiter_starts_beside_light_ones() {
+    for server in Server::each("loops-heavy") {
+        let open = || {
+            let store = patient(&server.direct_url());
+            let limiter = Arc::new(RateLimiter::new(&store, "api", 100, Duration::from_secs(1)).unwrap());
+            let Attempt::Admitted(permit) = limiter.attempt("", 1).unwrap() else { panic!("it is unused") };
+            limiter.cancel(&permit).unwrap();
+            Loop::new(&limiter)
+        };
+        let (mut light, mut heavy) = (open(), open());
+        // Units become free a few at a time.
+        let limiter = RateLimiter::attach(&patient(&server.direct_url()), "api").unwrap();
+        for _ in 0..14 {
+            limiter.attempt("", 7).unwrap();
+            thread::sleep(Duration::from_millis(65));
+        }
+        (0..40).for_each(|_| _ = light.join(Waiter::new("", 7)));
+        heavy.join(Waiter::new("", 60));
+        wait_until("it starts", || {
+            MayWait::Never.during(|| {
+                light.line.advance(&mut light.over);
+                heavy.line.advance(&mut heavy.over);
+            });
+            for (_, outcome) in std::mem::take(&mut light.over) {
+                assert!(matches!(outcome, Outcome::Admitted(_)), "{outcome:?}");
+                light.join(Waiter::new("", 7));
+            }
+            !heavy.over.is_empty()
+        });
+        assert!(matches!(heavy.over[..], [(_, Outcome::Admitted(_))]), "{:?}", heavy.over);
+    }
+}
+
 /// While a thread had their line, waiters joined in the order of their calls, whatever their priority.
 #[test]
 fn waiters_of_a_key_start_in_the_order_in_which_they_asked() {

@@ -1,9 +1,9 @@
 //! Calls that one thread begins and another finishes, where each start has to be in the ledger first.
 
-use crate::common::{Dir, wait_until};
+use crate::common::{Dir, wait_until, with_database};
 use std::sync::Arc;
 use std::time::Duration;
-use workglow_limit::embed::Begun;
+use workglow_limit::embed::{Begun, Joined, Line, Waiter};
 use workglow_limit::*;
 
 fn open(dir: &Dir, on_error: OnError, timeout: Duration) -> Store {
@@ -58,6 +58,29 @@ fn calls_that_were_begun_share_a_commit() {
         drop((0..5).map(|_| begin(&limiter, &key(0))).collect::<Vec<_>>());
         wait_until("it is taken back", || remaining() == left);
     }
+}
+
+/// What a joint start took at its second part, while it kept its place at the first, was not written until another start was.
+#[test]
+fn a_place_that_a_joint_start_takes_at_its_second_part_is_written_in_the_same_pass() {
+    let (dir, clock) = (Dir::new("second-part"), ManualClock::new());
+    let mut options = StoreOptions::default();
+    (options.clock, options.timeout) = (Some(clock.clone()), Duration::from_secs(600));
+    let store = Store::with_options(&dir.url(), options).unwrap();
+    let llm = store.limiter("llm", "a: 1/1s + b: 4/1h").unwrap();
+    let key = llm.joint("", &[Charge::of("b").weight(2)]).unwrap();
+    assert!(llm.decide(&key, 1).unwrap().admitted);
+    let (mut line, mut over) = (Line::new(llm.clone()), Vec::new());
+    assert!(matches!(line.join(Waiter::new(&key, 1)).unwrap(), Joined::Waiting(_)));
+    line.advance(&mut over);
+    // What it would have needed at the second part goes to another.
+    assert!(store.find("llm/b").unwrap().decide("", 2).unwrap().admitted);
+    clock.advance(Duration::from_secs(1));
+    line.advance(&mut over);
+    assert!(over.is_empty(), "{over:?}");
+    let units = "SELECT sum(units) FROM starts WHERE name = 'llm/b'";
+    let written: i64 = with_database(&dir, |database| database.query_row(units, [], |row| row.get(0)).unwrap());
+    assert_eq!(written, 6);
 }
 
 #[test]

@@ -354,6 +354,27 @@ fn who_does_not_wait_passes_no_tenant_whose_turn_comes_first() {
     }
 }
 
+/// Each call for as many units as the head wants, or for more than are free, began the watch anew.
+#[test]
+fn who_does_not_wait_passes_a_heavy_tenant_that_stands_still_whatever_else_is_asked() {
+    for is_lane in [false, true] {
+        for policy in ["10 concurrent shared", "10/1h shared"] {
+            let mut bench = Bench::new("mixed-calls", is_lane, policy, 1);
+            assert!(bench.limiter.decide("bolt", 7).unwrap().admitted);
+            // Nobody advances its line.
+            bench.join(0, "acme", Waiter::new("", 5));
+            assert!(bench.started.is_empty());
+            let passes = |_| {
+                bench.clock.advance(ms(20));
+                assert!(!bench.limiter.decide("bolt", 6).unwrap().admitted);
+                bench.limiter.decide("bolt", 1).unwrap().admitted
+            };
+            assert!(!passes(0), "{policy}: acme may answer");
+            assert!((0..50).any(passes), "{policy}: three units are idle");
+        }
+    }
+}
+
 #[test]
 fn a_tenant_that_is_back_from_silence_and_one_with_another_share_start_accordingly() {
     for (is_lane, line) in [(false, 0), (true, 1)] {

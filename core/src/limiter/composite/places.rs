@@ -19,7 +19,8 @@
 //! 3. A waiter with a place that is ready in `t` takes one at another child, for the same moment, as soon as the queue
 //!    there is about `t` long: it would be denied, and its place there delays nobody who came before. If the queue is longer
 //!    by more than a grace, that child is the slowest now, and the place there is the only one, until the waiter looks again.
-//! 4. It looks again when half of the difference is over: some ten times in a wait, however long.
+//! 4. It looks again when half of the difference is over, or a 32nd of its wait, if that takes longer: at most 22 times until
+//!    its wait is half as long, even if two queues keep a small difference.
 //!
 //! So places at several children are ready at the same moment, and their turns are used. If a child without places denies, or
 //! one whose queue is full, the place is kept: what it waits for ends without it. A place that became late counts for one
@@ -124,7 +125,8 @@ impl<'a> Presentation<'a> {
             let early = left.saturating_sub(queue);
             if queue.is_zero() || early > near {
                 // (4)
-                again = again.into_iter().chain((early > near).then_some(early / 2)).min();
+                let next = (early > near).then(|| (early / 2).max(left / 32));
+                again = again.into_iter().chain(next).min();
                 continue;
             }
             let when = When { delay: left, max_wait: None, grace: self.wish.grace, is_waiter: true };

@@ -36,7 +36,7 @@ pub(in crate::limiter) const HORIZON: Tick = 100_000;
 /// The same where a server has to be asked, if units are returned to it.
 const HORIZON_ON_A_SERVER: Tick = 250_000;
 
-/// The least time between two such requests of a line without a place.
+/// The least time between two such requests.
 const ASKS_APART: Tick = 16_000;
 
 /// The interval at which a line checks whether its first place could be sooner, after a raised limit or a `clear`.
@@ -152,8 +152,10 @@ pub(super) struct KeyLine {
     looks: u32,
     /// When to check whether the first place could be sooner, or whether there may be one.
     look_sooner_at: Tick,
-    /// When to ask a server for that at the latest; without a place, no wake-up asks before this.
+    /// When to ask a server for that at the latest.
     ask_sooner_at: Tick,
+    /// No returned unit makes it ask a server before this.
+    ask_returned_at: Tick,
     /// [`Awaited::returned`](crate::limiter::internal::Awaited::returned) before the last request, or at the last check.
     returned: u64,
     /// When to ask for a start elsewhere than at the place that is held; `None`: never.
@@ -340,9 +342,10 @@ impl KeyLine {
     }
 
     /// Puts the first place back to the front. The places behind it become ready no sooner.
-    fn put_back(&mut self, held: HeldPlace) {
-        self.places.iter_mut().take_while(|next| next.ready < held.ready).for_each(|next| next.ready = held.ready);
-        self.places.push_front(held);
+    fn put_back(&mut self, place: RawPermit, wanted: Wanted, ready: Tick) {
+        self.places.iter_mut().take_while(|next| next.ready < ready).for_each(|next| next.ready = ready);
+        let unwritten = std::mem::take(&mut self.unwritten);
+        self.places.push_front(HeldPlace { place, wanted, ready, unwritten });
     }
 
     /// Removes a waiter that stops waiting.
@@ -383,7 +386,7 @@ impl KeyLine {
 
     /// Returns when a wake-up lets the line ask. (One end may wake the lines of all keys.)
     fn soonest_ask(&self, now: Tick) -> Tick {
-        if self.returned > 0 && self.places.is_empty() { now.max(self.ask_sooner_at) } else { now }
+        if self.returned > 0 { now.max(self.ask_returned_at) } else { now }
     }
 
     /// Returns when this line has to be advanced next.
@@ -587,10 +590,11 @@ impl KeyLine {
 
     /// Returns how far ahead places are taken. It is far enough that a late driver finds the places it could have
     /// started with. It is not so far that the preceding starts have not happened, because these give back the unused
-    /// part of their grace.
-    fn horizon(&self, window: Tick) -> Tick {
-        let least = if self.returned > 0 { HORIZON_ON_A_SERVER } else { HORIZON };
-        least.max(2 * self.late).max(self.asked()).min(window / 2)
+    /// part of their grace. Where units are returned to a server, it grows with the wait of the waiter that asks: others take
+    /// the units as they become free, and one that needs many at once would never have a place.
+    fn horizon(&self, window: Tick, waited: Tick) -> Tick {
+        let (least, most) = if self.returned > 0 { (HORIZON_ON_A_SERVER, waited) } else { (HORIZON, 0) };
+        least.max(2 * self.late).max(self.asked()).min(window / 2).max(most)
     }
 
     /// Returns the grace that this line needs, if it is more than the default.
@@ -630,8 +634,8 @@ impl KeyLine {
             let (wanted, deadline, share) = (first.wanted.clone(), first.deadline, first.share);
             let in_turn = first.is_hurried() && !is_shared;
             let left = deadline.saturating_sub(now);
-            let most =
-                if self.has_any_distance(is_shared) || is_bounded { left } else { left.min(self.horizon(window)) };
+            let horizon = self.horizon(window, now.saturating_sub(first.since));
+            let most = if self.has_any_distance(is_shared) || is_bounded { left } else { left.min(horizon) };
             let patience = (most != Tick::MAX).then(|| from_ticks(most));
             let (grace, as_place) = (self.grace(window), !self.places.is_empty());
             let terms = Terms {
@@ -662,10 +666,8 @@ impl KeyLine {
                         self.send_away(pass, rank, after, out);
                         continue;
                     }
-                    self.ask_at = now.saturating_add(self.pause(pass, after_ticks, is_certain, window));
-                    if self.places.is_empty() {
-                        self.ask_sooner_at = now + pass.among_keys(ASKS_APART);
-                    }
+                    self.ask_at = now.saturating_add(self.pause(pass, after_ticks, is_certain, horizon));
+                    self.ask_returned_at = now + pass.among_keys(ASKS_APART);
                     return;
                 }
                 Ok(Claim::Full { after }) => self.send_away(pass, rank, after, out),
@@ -716,7 +718,8 @@ impl KeyLine {
         };
         let since = self.turn.filter(|(before, _)| turn.is_some_and(|turn| turn.ahead == before.ahead));
         self.turn = turn.map(|turn| (turn, since.map_or_else(|| pass.now(), |(_, since)| since)));
-        let near = from_ticks(self.horizon(pass.window()));
+        let waited = pass.now().saturating_sub(first.since);
+        let near = from_ticks(self.horizon(pass.window(), waited));
         let most =
             if pass.limiter.has_places() { Some(terms.most.map_or(near, |most| most.min(near))) } else { terms.most };
         let in_turn = Terms { in_turn: true, most, tag: heads::tag(first.priority, first.since), ..terms };
@@ -741,7 +744,7 @@ impl KeyLine {
     }
 
     /// Returns how long not to ask after a denial.
-    fn pause(&mut self, pass: &Pass, after: Tick, is_certain: bool, window: Tick) -> Tick {
+    fn pause(&mut self, pass: &Pass, after: Tick, is_certain: bool, horizon: Tick) -> Tick {
         let (has_places, is_shared) = (pass.limiter.has_places(), pass.limiter.is_shared());
         if let Some((turn, since)) = self.turn.filter(|(turn, _)| !(turn.is_ours() && (has_places || is_certain))) {
             // (Tenants pass the turn with each start.)
@@ -755,7 +758,7 @@ impl KeyLine {
             return pass.among_keys(jitter(most / 2, most));
         }
         if has_places && !self.has_any_distance(is_shared) {
-            let after = if is_certain { after.saturating_sub(self.horizon(window)) } else { after };
+            let after = if is_certain { after.saturating_sub(horizon) } else { after };
             return after.clamp(
                 1,
                 match (is_certain, self.places.is_empty()) {
@@ -797,9 +800,12 @@ impl KeyLine {
                 self.is_unfinished = true;
                 return;
             }
-            let Some(HeldPlace { place, wanted, ready, .. }) = self.places.pop_front() else { break };
+            let Some(HeldPlace { place, wanted, ready, unwritten }) = self.places.pop_front() else { break };
             self.late = (self.late - self.late / 8).max(now - ready);
-            match self.ask(pass, |limiter| limiter.start(&place)) {
+            let presented = self.ask(pass, |limiter| limiter.start(&place));
+            // (Whether it has started or not, a joint start may have taken places.)
+            self.unwritten.extend(unwritten);
+            match presented {
                 Ok(Presented::Started(permit)) => {
                     self.admit(pass, &wanted, permit, out);
                     if self.places.is_empty() {
@@ -817,7 +823,7 @@ impl KeyLine {
                 Ok(Presented::Wait { place: same, after }) if same == place => {
                     // It was early, or another limit has no free units, which concerns the other waiters too.
                     let ready = now.saturating_add(patience_ticks(after));
-                    self.put_back(HeldPlace { place, wanted, ready, unwritten: Vec::new() });
+                    self.put_back(place, wanted, ready);
                     self.look_ahead_at = self.is_joint.then_some(now);
                     self.send_away_the_late(pass, now, out);
                     break;
@@ -827,7 +833,7 @@ impl KeyLine {
                     self.send_away_the_late(pass, now, out);
                 }
                 Err(Error::WouldWait) => {
-                    self.put_back(HeldPlace { place, wanted, ready, unwritten: Vec::new() });
+                    self.put_back(place, wanted, ready);
                     return;
                 }
                 Err(error) => {
@@ -869,6 +875,9 @@ impl KeyLine {
             return self.look_sooner_at = now + pass.among_keys(LOOK_SOONER);
         };
         let has_returned = returned != self.returned && first.ready > now + WORTH_MOVING;
+        if has_returned && now < self.ask_returned_at {
+            return self.look_sooner_at = self.ask_returned_at;
+        }
         let is_on_server = pass.limiter.crew().is_some();
         if is_on_server && !has_returned && now < self.ask_sooner_at {
             return self.look_sooner_at = now + pass.among_keys(LOOK_SOONER);
@@ -888,6 +897,7 @@ impl KeyLine {
         self.returned = returned;
         let rest = first.ready.saturating_sub(now) / 8;
         self.ask_sooner_at = now + rest.clamp(LOOK_SOONER, LOOK_SOONER_ON_A_SERVER);
+        self.ask_returned_at = now + pass.among_keys(ASKS_APART);
         self.look_sooner_at = now + LOOK_SOONER;
         // Counted from now: if this process was stopped since it asked, a start would not be sooner for that.
         if patience_ticks(seen.retry_after).saturating_add(pass.now() + WORTH_MOVING) < first.ready {
@@ -903,19 +913,21 @@ impl KeyLine {
         if self.look_ahead_at.is_none_or(|at| now < at) || self.places.front().is_none_or(|first| first.ready <= now) {
             return;
         }
-        let Some(mut first) = self.places.pop_front() else { return };
-        match self.ask(pass, |limiter| limiter.look_ahead(&first.place)) {
-            Ok(Some(Ahead { place, after, again })) => {
+        let Some(HeldPlace { mut place, wanted, mut ready, unwritten }) = self.places.pop_front() else { return };
+        let seen = self.ask(pass, |limiter| limiter.look_ahead(&place));
+        // (It may have taken places, whatever its answer is.)
+        self.unwritten.extend(unwritten);
+        match seen {
+            Ok(Some(Ahead { place: same, after, again })) => {
                 self.look_ahead_at = again.map(|again| now.saturating_add(patience_ticks(again).max(1)));
-                first.unwritten.append(&mut self.unwritten);
-                (first.place, first.ready) = (place, now.saturating_add(patience_ticks(after)));
+                (place, ready) = (same, now.saturating_add(patience_ticks(after)));
             }
             // At the next pass, which may wait.
             Err(Error::WouldWait) => {}
             // A waiter learns of an error when the place is presented.
             Ok(None) | Err(_) => self.look_ahead_at = None,
         }
-        self.put_back(first);
+        self.put_back(place, wanted, ready);
     }
 
     /// Removes all waiters, and gives their places back.
@@ -995,8 +1007,9 @@ impl KeyLine {
                 Err(_) => self.surplus.push(place),
             }
         }
-        (self.is_blocked, self.ask_at) = (false, 0);
+        (self.is_blocked, self.ask_at, self.is_moved) = (false, 0, true);
         self.give_back_surplus(pass.limiter);
+        self.count(pass.limiter);
         !self.is_blocked
     }
 

@@ -290,9 +290,10 @@ impl Shown {
         let (position, not_before, most) = match room(head.units)? {
             Room::Free { position } => (Some(position), 0, IS_STOPPED),
             Room::NotBefore(not_before) => {
-                // Only if units are free for this line does it matter whether the head's runs.
+                // Only if units are free for this line does it matter whether the head's runs. (It may have been asked for a
+                // sign for another caller, with fewer units: it still owes that.)
                 if head.units <= units || matches!(room(units)?, Room::NotBefore(_)) {
-                    self.watched = None;
+                    self.watched = self.watched.filter(|watched| watched.position.is_none());
                     return Ok(Some(Use::NotBefore(not_before)));
                 }
                 (None, not_before, IS_SILENT)

@@ -294,8 +294,8 @@ impl TurnLine {
 
     /// Asks the limiter for the first waiter that has nothing.
     fn ask(&mut self, pass: &Pass, rank: Rank, (near, far): (Duration, Duration), offer: &Offer) -> Result<Asked> {
-        let Waiting { wanted, hold, .. } = &self.line.waiters[&rank];
-        let (wanted, hold) = (wanted.clone(), *hold);
+        let Waiting { wanted, hold, since, .. } = &self.line.waiters[&rank];
+        let (wanted, hold, since) = (wanted.clone(), *hold, *since);
         let (key, weight) = (wanted.key(pass.key), wanted.weight);
         let has_places = pass.limiter.has_places();
         let seen = self.line.ask_alone(pass, |limiter| limiter.quiet_peek(key, weight))?;
@@ -324,7 +324,8 @@ impl TurnLine {
             });
         }
         let asked = pass.now();
-        let early = patience_ticks(seen.retry_after).saturating_sub(self.line.horizon(pass.window()));
+        let horizon = self.line.horizon(pass.window(), asked.saturating_sub(since));
+        let early = patience_ticks(seen.retry_after).saturating_sub(horizon);
         if !is_far && early > 0 {
             // Earlier waiters have not started, and will give back the unused part of their grace. So the first place
             // is taken when they have, and the others when they are near.
