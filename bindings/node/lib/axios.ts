@@ -1,7 +1,7 @@
 // Limits the requests of axios.
 
 import { Transform, pipeline } from "node:stream";
-import { type AxiosResponse, CanceledError, type InternalAxiosRequestConfig, getAdapter, isAxiosError } from "axios";
+import { type AxiosAdapter, type AxiosResponse, CanceledError, type InternalAxiosRequestConfig, getAdapter, isAxiosError } from "axios";
 import { invalid } from "./errors.js";
 import type { Target } from "./route.js";
 import { type Limits, Sending, type SendingOptions, type Sent, followed, isRepeatable, neverArrived, outgoing, textOf } from "./sending.js";
@@ -25,6 +25,9 @@ export interface AxiosLike {
   getUri(config?: any): string;
 }
 
+/** What the limited adapters send with, each by its own. */
+const inner = new WeakMap<object, InternalAxiosRequestConfig["adapter"]>();
+
 /** The result of an attempt: a response, perhaps with the error that carried it. */
 interface Result {
   readonly response: AxiosResponse;
@@ -42,10 +45,24 @@ export function limitAxios(instance: AxiosLike, limiter: Limits, options: Sendin
   const number = interceptors.use((config: InternalAxiosRequestConfig) => {
     const given = config.adapter;
     // Last before the request is sent, when its body is final.
-    config.adapter = (config: InternalAxiosRequestConfig) => send(sending, instance, config, getAdapter(given, config));
+    const limited: AxiosAdapter = (config) => {
+      // Who sends the config of an error again passes the interceptors again, which would limit it twice.
+      const own = unlimited(given);
+      if (own === undefined) delete config.adapter;
+      else config.adapter = own;
+      return send(sending, instance, config, getAdapter(given, config));
+    };
+    inner.set(limited, given);
+    config.adapter = limited;
     return config;
   });
   return () => interceptors.eject(number);
+}
+
+/** Returns the adapter inside all limits. */
+function unlimited(adapter: InternalAxiosRequestConfig["adapter"]): InternalAxiosRequestConfig["adapter"] {
+  while (typeof adapter === "function" && inner.has(adapter)) adapter = inner.get(adapter);
+  return adapter;
 }
 
 async function send(
@@ -67,7 +84,7 @@ async function send(
     const [{ response, error }, sent] = await sending.send<Result>(sending.demand(request), {
       signal,
       canRepeat: isRepeatable(config.data),
-      send: (target) => resultOf(adapter(target === null ? config : elsewhere(config, target))),
+      send: (target) => resultOf(adapter(target === null ? config : elsewhere(config, target)), config),
       answerOf: ({ response }) => response,
       discard: ({ response: { data } }) => void (data?.destroy?.() ?? data?.cancel?.()),
       neverArrived,
@@ -83,13 +100,14 @@ async function send(
   }
 }
 
-function elsewhere(config: InternalAxiosRequestConfig, { url, without, headers: others }: Target): InternalAxiosRequestConfig {
+function elsewhere(config: InternalAxiosRequestConfig, { url, without, headers: others, isForeign }: Target): InternalAxiosRequestConfig {
   const headers = config.headers.concat();
   headers.delete([...without]);
   headers.set({ ...others });
   const moved: InternalAxiosRequestConfig = { ...config, url: String(url), headers };
   delete moved.baseURL; // The URL has them already.
   delete moved.params;
+  if (isForeign || Object.keys(others).some((name) => name.toLowerCase() === "authorization")) delete moved.auth; // It would replace the header.
   return moved;
 }
 
@@ -113,13 +131,18 @@ function signalOf({ signal, cancelToken }: InternalAxiosRequestConfig): { signal
   return { signal: both, stop: () => token.unsubscribe(abort) };
 }
 
-/** Returns the response, also of an error that axios made of the status. */
-async function resultOf(answer: Promise<AxiosResponse>): Promise<Result> {
+/** Returns the response, also of an error that axios made of the status. Both have the request's own config, to send it again. */
+async function resultOf(answer: Promise<AxiosResponse>, config: InternalAxiosRequestConfig): Promise<Result> {
   try {
-    return { response: await answer };
+    const response = await answer;
+    response.config = config;
+    return { response };
   } catch (error) {
-    if (isAxiosError(error) && error.response !== undefined) return { response: error.response, error };
-    throw error;
+    if (!isAxiosError(error)) throw error;
+    error.config = config;
+    if (error.response === undefined) throw error;
+    error.response.config = config;
+    return { response: error.response, error };
   }
 }
 

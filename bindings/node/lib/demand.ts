@@ -126,6 +126,9 @@ export class Demands {
     // Of alternatives, whose other parts are not known before one is chosen, it takes one token.
     const isFree = Object.values(tokens).every((units) => units === 0);
     if (isFree && !(limiter instanceof FirstOfLimiter)) return this.#withoutTokens(limiter, key, weight);
+    if (typeof weight === "number" && weight > 1 && limiter instanceof FirstOfLimiter) {
+      throw invalid("weight", weight, "an object of the alternatives' parts and their weights, because tokens is given");
+    }
     const units: Record<string, number> = {};
     if (typeof weight === "object") Object.assign(units, weight);
     else if (weight !== 1) for (const part of limiter._partNames() ?? []) units[part] = weight;

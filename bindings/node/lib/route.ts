@@ -7,20 +7,35 @@ import { invalid } from "./errors.js";
 export interface Destination {
   /** The scheme, host and port that replace the request's, and a path in front of its path, if there is one. */
   readonly baseUrl: string | URL;
-  readonly headers?: Readonly<Record<string, string>> | undefined;
+  /** `null` removes one. */
+  readonly headers?: Readonly<Record<string, string | null>> | undefined;
 }
 
 /** Returns where a request goes, from the alternative that was chosen; nothing: where it would go without it. */
 export type Route = (chosen: Child) => string | URL | Destination | null | undefined;
 
-/** What one server's client has to prove itself with, and another server must not get. */
-const CREDENTIALS = ["authorization", "proxy-authorization", "cookie", "x-api-key", "api-key", "x-goog-api-key"];
+/** What one server's client has to prove itself with, and another server must not get: in Python, too. */
+const CREDENTIALS = [
+  "authorization",
+  "proxy-authorization",
+  "cookie",
+  "x-api-key",
+  "api-key",
+  "x-goog-api-key",
+  "x-auth-token",
+  "x-amz-security-token",
+  "ocp-apim-subscription-key",
+  "openai-organization",
+  "openai-project",
+];
 
 /** @internal Where a request goes, and the headers to remove and to set. */
 export interface Target {
   readonly url: URL;
   readonly without: readonly string[];
   readonly headers: Readonly<Record<string, string>>;
+  /** Whether it is another server than the request's own. */
+  readonly isForeign: boolean;
 }
 
 /** @internal Returns where a request with this URL goes; `null`: where it would go without a route. */
@@ -28,8 +43,10 @@ export function targetOf(route: Route | undefined, chosen: Child | null, own: UR
   const to = chosen === null ? null : route?.(chosen);
   if (to == null) return null;
   const isWhole = typeof to === "object" && !(to instanceof URL);
-  const { baseUrl, headers = {} }: Destination = isWhole ? to : { baseUrl: to };
+  const { baseUrl, headers = {}, ...others }: Destination = isWhole ? to : { baseUrl: to };
   const expected = 'a base URL such as "https://api.example.com", or an object with baseUrl and headers, from this function';
+  const [unknown] = Object.keys(others);
+  if (unknown !== undefined) throw invalid("route", `an object with ${JSON.stringify(unknown)}`, expected, true);
   let base: URL;
   try {
     base = new URL(baseUrl);
@@ -38,13 +55,21 @@ export function targetOf(route: Route | undefined, chosen: Child | null, own: UR
   }
   const { protocol, username, password, search } = base;
   if (!/^https?:$/.test(protocol) || `${username}${password}${search}` !== "") throw invalid("route", String(baseUrl), expected);
-  if (typeof headers !== "object" || headers === null || Object.values(headers).some((value) => typeof value !== "string")) {
-    throw invalid("route", headers, "headers with texts as values, from this function");
+  if (
+    typeof headers !== "object" ||
+    headers === null ||
+    Object.values(headers).some((value) => value !== null && typeof value !== "string")
+  ) {
+    throw invalid("route", headers, "headers with texts or null as values, from this function");
   }
   const url = new URL(own);
+  url.username = url.password = "";
   [url.protocol, url.host, url.port] = [protocol, base.host, base.port];
   url.pathname = base.pathname.replace(/\/+$/, "") + own.pathname;
-  return { url, without: url.origin === own.origin ? [] : [...CREDENTIALS, "host"], headers };
+  const isForeign = url.origin !== own.origin;
+  const removed = Object.keys(headers).filter((name) => headers[name] === null);
+  const set = Object.entries(headers).filter((header): header is [string, string] => header[1] !== null);
+  return { url, without: [...(isForeign ? [...CREDENTIALS, "host"] : []), ...removed], headers: Object.fromEntries(set), isForeign };
 }
 
 /** @internal Returns the headers of a request that goes elsewhere. */

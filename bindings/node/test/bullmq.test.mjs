@@ -160,7 +160,7 @@ for (const [kind, keyOf] of [
   test(`${kind}, jobs take what each alternative allows, and know which was chosen`, { timeout: 60_000 }, async (t) => {
     const { work, add, ended } = await queueFor(t);
     const store = storeFor(t);
-    const limits = [store.limiter("one", "2/1s"), store.limiter("two", "3/1s + 4 concurrent")];
+    const limits = [store.limiter("one", "5/1h"), store.limiter("two", "20/1h + 4 concurrent")];
     const jobs = await add(...Array.from({ length: 12 }, (_, i) => ({ i })));
     const chosen = [];
     const processor = (job, _token, _signal, permit) => (chosen.push(permit.chosen), job.data.i);

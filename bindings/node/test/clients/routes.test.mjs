@@ -2,7 +2,9 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import axios from "axios";
 import { FirstOfLimiter, InvalidArgument, ManualClock, Store } from "workglow-limit";
+import { limitAxios } from "workglow-limit/axios";
 import { limitFetch } from "workglow-limit/fetch";
 import { settle } from "../helpers.mjs";
 import { clients } from "./clients.mjs";
@@ -67,6 +69,7 @@ for (const [client, make] of Object.entries(clients)) {
     const { url, arrivals } = await serve(t);
     const limiter = limits("1 concurrent", "1/1m");
     const wrong = [5, "ftp://x", "http://u:p@x", "http://x?a", { url: "http://x" }, { baseUrl: "http://x", headers: { a: 5 } }, "x"];
+    wrong.push({ baseUrl: "http://x", header: {} }); // A field that it does not know.
     for (const answer of wrong) {
       const of = (error) => error instanceof InvalidArgument || error.cause instanceof InvalidArgument;
       await assert.rejects(make(limiter, { route: () => answer }, t)(`${url}/x`), of);
@@ -98,4 +101,45 @@ test("tokens of the provider that was chosen are settled, and a Request goes the
   const wanted = `${[5000 - used[0] - used[1], 5000 - used[2] - used[3]]}`;
   const left = () => `${["one", "two"].map((name) => store.limiter(`${name}/tokens`).peek({ weight: 0 }).remaining)}`;
   while (left() !== wanted) await settle(); // The end of a response does not wait for the end of its start.
+});
+
+for (const adapter of ["http", "fetch"]) {
+  test(`axios by ${adapter}: the credentials of another origin stay here, and a header is removed`, async (t) => {
+    const { url, arrivals } = await serve(t);
+    const instance = axios.create({ adapter });
+    const headers = { authorization: "Bearer one", "x-own": null };
+    limitAxios(instance, limits(), { route: ({ name }) => (name === "one" ? { baseUrl: url, headers } : url), timeout: 0 });
+    const asked = { auth: { username: "me", password: "secret" }, headers: { "x-own": "1", "x-auth-token": "secret" } };
+    for (let i = 0; i < 2; i++) await instance.get(`${NOWHERE}/x`, asked);
+    for (let i = 0; i < 2; i++) await instance.get(`http://me:secret@provider.invalid/x`);
+    const seen = arrivals.map(({ headers }) => [headers.authorization, headers["x-own"], headers["x-auth-token"]]);
+    const one = ["Bearer one", undefined, undefined];
+    assert.deepEqual(seen.slice(0, 2), [one, one]);
+    assert.deepEqual(seen.slice(2), [Array(3).fill(undefined), Array(3).fill(undefined)]);
+  });
+
+  test(`axios by ${adapter}: the config of an error is sent again as it was, and limited once`, async (t) => {
+    const one = await serve(t, (_, response) => response.writeHead(500).end("no"));
+    const two = await serve(t);
+    const store = new Store("memory:", { clock: new ManualClock() });
+    const providers = new FirstOfLimiter([store.limiter("one", "1/1m"), store.limiter("two", "1 concurrent")]);
+    const to = { one: { baseUrl: `${one.url}/a`, headers: { "x-api-key": "A" } } };
+    const instance = axios.create({ adapter });
+    limitAxios(instance, providers, { route: (chosen) => to[chosen.name], timeout: 0 });
+    const all = store.limiter("all", "1 concurrent");
+    limitAxios(instance, all, { timeout: 0 });
+    const error = await instance.get(`${two.url}/x`, { params: { b: 1 } }).catch((error) => error);
+    assert.deepEqual([error.response?.status, error.config.url], [500, `${two.url}/x`]);
+    assert.equal((await instance.request(error.config)).status, 200);
+    const seen = [one, two].map(({ arrivals }) => arrivals.map(({ path, headers }) => [path, headers["x-api-key"]]));
+    assert.deepEqual(seen, [[["/a/x?b=1", "A"]], [["/x?b=1", undefined]]]);
+    assert.equal(all.stats().admitted, 2);
+  });
+}
+
+test("one weight for alternatives with tokens is an error", async (t) => {
+  const { url, arrivals } = await serve(t);
+  const providers = new FirstOfLimiter([new Store("memory:").limiter("one", "requests: 9/1m + tokens: 9/1m")]);
+  await assert.rejects(limitFetch(providers, { tokens: "tokens", weight: 7 })(url), /weight is 7: expected an object/);
+  assert.equal(arrivals.length, 0);
 });

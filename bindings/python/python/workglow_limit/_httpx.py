@@ -42,9 +42,8 @@ class Exchange:
     decodes = False
 
     def __init__(self, library: Any, request: Any, transport: Any, stream: Callable[[Any, Body], Any]) -> None:
-        self.request, self.url = request, str(request.url)
+        self.request, self.url, self._sent = request, str(request.url), request
         self._library, self._transport, self._stream = library, transport, stream
-        self._headers: Any = None
 
     def body(self) -> bytes | None:
         try:
@@ -61,16 +60,20 @@ class Exchange:
         return self.body() is not None
 
     def go(self, to: Routed) -> None:
-        if self._headers is None:
-            self._headers = self.request.headers.copy()
-        self.request.url, self.request.headers = self._library.URL(to.url), changed(self._headers.copy(), to)
+        of, own = self._library, self.request
+        headers = changed(own.headers.copy(), to)
+        self._sent = of.Request(
+            own.method, of.URL(to.url), headers=headers, stream=own.stream, extensions=own.extensions
+        )
+        if self.can_repeat():
+            self._sent.read()
 
     def ask_readable(self) -> None:
-        headers = self.request.headers
+        headers = self._sent.headers
         headers["accept-encoding"] = readable(headers.get("accept-encoding", ""))
 
     async def send(self) -> Any:
-        return self._transport.handle_request(self.request)
+        return self._transport.handle_request(self._sent)
 
     def was_never_sent(self, error: BaseException) -> bool:
         of = self._library
@@ -96,7 +99,7 @@ class AsyncExchange(Exchange):
     """One request of an asynchronous transport."""
 
     async def send(self) -> Any:
-        return await self._transport.handle_async_request(self.request)
+        return await self._transport.handle_async_request(self._sent)
 
     async def close(self, response: Any) -> None:
         await response.aclose()

@@ -82,7 +82,8 @@ class Exchange(Protocol[R, S]):
         ...
 
     def go(self, to: Routed) -> None:
-        """Sends the request, as it came, to another URL with other headers."""
+        """Sends the request, as it came, to another URL with other headers. The client's own request stays as it is: it
+        may be sent again, or be redirected."""
         ...
 
     def ask_readable(self) -> None:

@@ -36,7 +36,7 @@ class Destination(TypedDict, total=False):
     """Where the requests of one alternative go, and the headers that replace the request's."""
 
     base_url: Required[str]
-    headers: Mapping[str, str]
+    headers: Mapping[str, str | None]  # None removes one.
 
 
 #: A function of the alternative that was chosen. It returns where the request goes; None: where it would go without it.
@@ -122,8 +122,20 @@ def _host_and_port(url: str) -> tuple[str, str]:
     return host, f"{host}:{parts.port or (443 if parts.scheme == 'https' else 80)}"
 
 
-#: What one server's client has to prove itself with, and another server must not get.
-_CREDENTIALS = "authorization", "proxy-authorization", "cookie", "x-api-key", "api-key", "x-goog-api-key"
+#: What one server's client has to prove itself with, and another server must not get: in Node, too.
+_CREDENTIALS = (
+    "authorization",
+    "proxy-authorization",
+    "cookie",
+    "x-api-key",
+    "api-key",
+    "x-goog-api-key",
+    "x-auth-token",
+    "x-amz-security-token",
+    "ocp-apim-subscription-key",
+    "openai-organization",
+    "openai-project",
+)
 
 
 class Routed(NamedTuple):
@@ -143,20 +155,24 @@ def routed(to: object, url: str) -> Routed:
         cast("Mapping[object, object]", to) if isinstance(to, Mapping) else {"base_url": to}
     )
     expected = 'a base URL such as "https://api.example.com", or a mapping with base_url and headers'
+    if unknown := [name for name in given if name not in ("base_url", "headers")]:
+        raise TypeError(f"what route returned has {unknown[0]!r}: expected {expected}")
     base, headers = given.get("base_url"), given.get("headers", {})
-    if not isinstance(base, str) or not isinstance(headers, Mapping) or given.keys() - {"base_url", "headers"}:
+    if not isinstance(base, str) or not isinstance(headers, Mapping):
         raise TypeError(f"what route returned is {to!r}: expected {expected}, not {type(to).__name__}")
     fields = cast("Mapping[object, object]", headers)
     for name, value in fields.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise TypeError(f"a header that route returned is {name!r}: {value!r}: expected a name and a text")
+        if not isinstance(name, str) or not (value is None or isinstance(value, str)):
+            raise TypeError(f"a header that route returned is {name!r}: {value!r}: expected a name and a text or None")
     to_base, own = urlsplit(base), urlsplit(url)
     if to_base.scheme not in ("http", "https") or not to_base.hostname or "@" in to_base.netloc or to_base.query:
         raise refuse("the base URL that route returned", base, expected)
     path = to_base.path.rstrip("/") + (own.path or "/")
     there = urlunsplit((to_base.scheme, to_base.netloc, path, own.query, ""))
-    without = () if _origin(there) == _origin(url) else _CREDENTIALS
-    return Routed(there, to_base.netloc, without, cast("Mapping[str, str]", fields))
+    removed = tuple(cast("str", name) for name, value in fields.items() if value is None)
+    without = removed if _origin(there) == _origin(url) else (*_CREDENTIALS, *removed)
+    own_headers = cast("Mapping[str, str]", {name: value for name, value in fields.items() if value is not None})
+    return Routed(there, to_base.netloc, without, own_headers)
 
 
 def _origin(url: str) -> tuple[str, str]:

@@ -57,7 +57,7 @@ class _Exchange:
 
     def __init__(self, request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> None:
         self.request, self.url, self._handler = request, str(request.url), handler
-        self._headers = request.headers.copy()
+        self._to: Routed | None = None
 
     def body(self) -> bytes | str | None:
         body = self.request.body
@@ -70,13 +70,21 @@ class _Exchange:
         return isinstance(self.request.body, (bytes, BytesPayload))
 
     def go(self, to: Routed) -> None:
-        self.request.url, self.request.headers = URL(to.url, encoded=True), changed(self._headers.copy(), to)
+        self._to = to
 
     def ask_readable(self) -> None:
         pass  # aiohttp decodes the body.
 
     async def send(self) -> aiohttp.ClientResponse:
-        return await self._handler(self.request)
+        if self._to is None:
+            return await self._handler(self.request)
+        # A middleware around this one may send the same request again.
+        request, url, headers = self.request, self.request.url, self.request.headers
+        request.url, request.headers = URL(self._to.url, encoded=True), changed(headers.copy(), self._to)
+        try:
+            return await self._handler(request)
+        finally:
+            request.url, request.headers = url, headers
 
     def was_never_sent(self, error: BaseException) -> bool:
         return isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL))

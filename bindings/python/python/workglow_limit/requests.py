@@ -9,7 +9,7 @@ session.mount("https://api.example.com/", LimitedAdapter(limiter, timeout=30))
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import requests
@@ -51,7 +51,11 @@ class LimitedAdapter(HTTPAdapter):
 
     def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
         """Waits, sends the request, and heeds the response."""
-        return run(self._sender.send(_Exchange(request, partial(super().send, request, *arguments, **options))))
+        return run(
+            self._sender.send(
+                _Exchange(request, lambda sent: super(LimitedAdapter, self).send(sent, *arguments, **options))
+            )
+        )
 
     def __getstate__(self) -> NoReturn:
         raise TypeError("a LimitedAdapter cannot be pickled: make one in each process")
@@ -62,9 +66,11 @@ class _Exchange:
 
     decodes = True
 
-    def __init__(self, request: requests.PreparedRequest, send: partial[requests.Response]) -> None:
+    def __init__(
+        self, request: requests.PreparedRequest, send: Callable[[requests.PreparedRequest], requests.Response]
+    ) -> None:
         self.request, self.url, self._send = request, request.url or "", send
-        self._headers = request.headers
+        self._sent = request
 
     def body(self) -> bytes | str | None:
         body = self.request.body
@@ -77,13 +83,17 @@ class _Exchange:
         return self.request.body is None or self.body() is not None
 
     def go(self, to: Routed) -> None:
-        self.request.url, self.request.headers = to.url, changed(self._headers.copy(), to)
+        self._sent = self.request.copy()
+        self._sent.url, self._sent.headers = to.url, changed(self._sent.headers, to)
 
     def ask_readable(self) -> None:
         pass  # urllib3 decodes the body.
 
     async def send(self) -> requests.Response:
-        return self._send()
+        response = self._send(self._sent)
+        # The session follows a redirection from there, and decides by it who gets the credentials.
+        response.request, response.url = self.request, self.url
+        return response
 
     def was_never_sent(self, error: BaseException) -> bool:
         if isinstance(error, (ConnectTimeout, InvalidHeader, InvalidURL, ProxyError)):

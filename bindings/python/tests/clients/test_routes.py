@@ -1,11 +1,17 @@
 """The alternative that was chosen decides where a request goes."""
 
 import asyncio
+import re
+from pathlib import Path
 
+import aiohttp
 import httpx2
 import openai
 import pytest
+import requests
+import workglow_limit.aiohttp
 import workglow_limit.httpx2
+import workglow_limit.requests
 from clients import CLIENTS, Urllib3
 from fake import WORDS, serving
 from workglow_limit import FirstOfLimiter, InvalidArgument, ManualClock, Store
@@ -111,7 +117,7 @@ def test_without_a_route_of_its_own_a_request_goes_where_it_would(client, server
     ("route", "kind", "message"),
     [
         (lambda _: 5, TypeError, "what route returned is 5: expected a base URL"),
-        (lambda _: {"url": "http://x"}, TypeError, "what route returned is {'url': 'http://x'}: expected a base URL"),
+        (lambda _: {"url": "http://x"}, TypeError, "what route returned has 'url': expected a base URL"),
         (lambda _: {"base_url": "http://x", "headers": {"a": 5}}, TypeError, "a header that route returned is 'a': 5"),
         (lambda _: "ftp://x", InvalidArgument, "the base URL that route returned is 'ftp://x': expected a base URL"),
         (lambda _: "http://u:p@x", InvalidArgument, "the base URL that route returned"),
@@ -170,3 +176,70 @@ def test_tokens_of_alternatives(servers):
     with httpx2.Client(transport=transport) as client:
         assert client.get(f"{servers[0].url}/x").status_code == 200  # It takes one token.
     assert store.limiter("one/tokens").peek().remaining == 8
+
+
+def sent_again(servers):
+    """Of two alternatives the first one has a path and a key of its own, and the second one has no route."""
+    to = {"one": {"base_url": f"{servers[0].url}/a", "headers": {"x-api-key": "A", "x-own": None}}, "two": None}
+    return limits("1/1m", "1/1m"), {"route": lambda chosen: to[chosen.name], "timeout": 0}
+
+
+def check_sent_again(servers):
+    assert [server.paths for server in servers] == [{"/a/x": 1}, {"/x": 1}]
+    seen = [[(headers["x-api-key"], headers["x-own"]) for headers in server.headers] for server in servers]
+    assert seen == [[("A", None)], [(None, "1")]]
+
+
+def test_httpx_sends_the_same_request_again(servers):
+    limiter, options = sent_again(servers)
+    transport = workglow_limit.httpx2.LimitedTransport(limiter, **options)
+    with httpx2.Client(transport=transport) as client:
+        request = client.build_request("POST", f"{servers[1].url}/x", headers={"x-own": "1"}, content=b"abc")
+        for _ in range(2):
+            response = client.send(request)
+            assert (response.status_code, response.url) == (200, f"{servers[1].url}/x")
+    check_sent_again(servers)
+    assert [server.bodies for server in servers] == [[b"abc"]] * 2
+
+
+def test_requests_sends_the_same_request_again(servers):
+    limiter, options = sent_again(servers)
+    with requests.Session() as session:
+        session.trust_env = False
+        session.mount("http://", workglow_limit.requests.LimitedAdapter(limiter, **options))
+        request = session.prepare_request(requests.Request("GET", f"{servers[1].url}/x", headers={"x-own": "1"}))
+        for _ in range(2):
+            response = session.send(request)
+            # The session compares them with a redirection's URL, to decide whether the credentials go along.
+            assert response.request is request and response.url == request.url == f"{servers[1].url}/x"
+    check_sent_again(servers)
+
+
+def test_a_middleware_of_aiohttp_sends_the_same_request_again(servers):
+    limiter, options = sent_again(servers)
+
+    async def twice(request, handler):
+        (await handler(request)).close()
+        return await handler(request)
+
+    async def main():
+        middlewares = twice, workglow_limit.aiohttp.LimitedMiddleware(limiter, **options)
+        async with aiohttp.ClientSession(middlewares=middlewares, headers={"x-own": "1"}) as session:
+            async with session.get(f"{servers[1].url}/x") as response:
+                assert response.status == 200
+
+    asyncio.run(main())
+    check_sent_again(servers)
+
+
+def test_credentials_are_the_same_in_node(servers):
+    """Each of them stays away from another origin, and the lists of both languages are one."""
+    node = Path(__file__).parents[3] / "node/lib/route.ts"
+    names = re.findall(r'"([a-z-]+)"', re.search(r"CREDENTIALS = \[(.*?)\]", node.read_text(), re.DOTALL)[1])
+    assert len(names) > 10
+    limiter = limits()
+    transport = workglow_limit.httpx2.LimitedTransport(limiter, timeout=0, route=lambda _: servers[0].url)
+    with httpx2.Client(transport=transport, auth=("me", "secret")) as client:
+        assert client.get(f"{NOWHERE}/x", headers=dict.fromkeys(names, "secret")).status_code == 200
+    assert "secret" not in servers[0].headers[0].values()
+    assert [name for name in names if servers[0].headers[0][name] is not None] == []
