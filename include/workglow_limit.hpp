@@ -579,21 +579,15 @@ public:
     /// may be some after `retry_after`. The waiters of this process for the same key start in the order of their calls.
     [[nodiscard]] std::optional<Permit> acquire(Key key = {}, std::uint64_t weight = 1, Duration timeout = forever,
                                                 Duration *retry_after = nullptr) const {
-        return acquire(key, weight, 0, timeout, Duration::zero(), retry_after);
+        return acquire(key, weight, 0, timeout, Duration::zero(), std::nullopt, retry_after);
     }
 
-    /// Waits the same with a priority and a grace: lower priorities start first, and a waiter that is late for its place
-    /// by less than `grace` keeps it. A grace that is shorter than the default has no effect.
+    /// Waits the same with a priority, a grace and a share. Lower priorities start first. A waiter that is late for its place
+    /// by less than `grace` keeps it; a grace that is shorter than the default has no effect. The share is that of the tenant
+    /// that the key names in a shared limit, 1 to 1,000. Nothing: the one that Store::share has set, or else 1.
     [[nodiscard]] std::optional<Permit> acquire(Key key, std::uint64_t weight, std::int32_t priority,
                                                 Duration timeout = forever, Duration grace = {},
-                                                Duration *retry_after = nullptr) const {
-        return acquire(key, weight, priority, timeout, grace, std::nullopt, retry_after);
-    }
-
-    /// Waits the same with the share of the tenant that the key names in a shared limit, 1 to 1,000. Nothing: the one that
-    /// Store::share has set, or else 1.
-    [[nodiscard]] std::optional<Permit> acquire(Key key, std::uint64_t weight, std::int32_t priority, Duration timeout,
-                                                Duration grace, std::optional<std::uint32_t> share,
+                                                std::optional<std::uint32_t> share = std::nullopt,
                                                 Duration *retry_after = nullptr) const {
         detail::Arguments checked;
         const wgl_waiter_options options = checked.wait(weight, priority, timeout, grace, share);

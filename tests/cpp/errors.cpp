@@ -116,6 +116,8 @@ static void calls(const Store &store) {
     THROWS(WGL_INVALID_ARGUMENT, "grace is -1 ns", limiter.acquire("", 1, 0, 1s, -1ns));
     THROWS(WGL_INVALID_ARGUMENT, "grace is ", limiter.acquire("", 1, 0, 1s, 400h * 24));
     THROWS(WGL_INVALID_ARGUMENT, "grace is -1 ns", limiter.waiter("", 1, 0, 1s, -1ns));
+    THROWS(WGL_INVALID_ARGUMENT, "share is 0", limiter.acquire("", 1, 0, 1s, 0s, 0));
+    THROWS(WGL_INVALID_ARGUMENT, "share is 0", limiter.waiter("", 1, 0, 1s, 0s, 0));
     THROWS(WGL_INVALID_ARGUMENT, "max_wait is -1 ns", limiter.reserve("", 1, -1ns));
     THROWS(WGL_INVALID_ARGUMENT, "grace is -1 ns", limiter.reserve("", 1, 1s, -1ns));
     THROWS(WGL_INVALID_ARGUMENT, "duration is -1 ns", limiter.pause(-1ns));

@@ -191,6 +191,8 @@ static void operators(const Bench &bench, const Directory &dir) {
     const Limiter shared = bench.store.limiter("shared", "2/1s shared");
     CHECK(shared.acquire("tenant", 1, 0, forever, 0s, 3) && shared.peek("other").remaining == 1, "one budget");
     bench.store.share("shared", "tenant", 3);
+    Duration retry_after{};
+    CHECK(shared.acquire("tenant", 1, 0, forever, 0s, {}, &retry_after), "with the share that is kept");
 
     std::FILE *file = std::fopen((dir / "limits.toml").c_str(), "w");
     std::fputs("[stripe]\nallowed = 100\nperiod = \"1m\"\nburst = 20\n", file);

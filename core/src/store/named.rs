@@ -129,7 +129,8 @@ impl Store {
     }
 
     /// Removes the operator's policies of a name, so that the last declared ones apply again; single keys keep theirs.
-    /// With a key, removes that key's, so that the limit's apply to it. A no-op if there are none.
+    /// With a key, removes that key's, so that the limit's apply to it. A no-op if there are none. A tenant's share stays:
+    /// [`Store::share`] sets it back to 1.
     ///
     /// # Errors
     /// [`Error::UnknownLimit`] for a name that is not declared, [`Error::InvalidArgument`] unless the key is 1 to 1,024
@@ -139,8 +140,8 @@ impl Store {
     }
 
     /// Keeps a tenant's share in a limit that tenants share, such as `"500/1m shared"`: at once, in every process, until it is
-    /// set again. With a share of 3, a tenant that waits starts three times as often as one that has the default, 1. In a
-    /// composite: the share in each shared part. A call's own [share](crate::embed::Waiter::share) stands above it.
+    /// set again. With a share of 3, a tenant that waits starts three times as often as one that has the default, 1, which
+    /// sets it back. In a composite: the share in each shared part. A call's own [share](crate::embed::Waiter::share) stands above it.
     ///
     /// ```
     /// # use workglow_limit::{Limiter, Store};

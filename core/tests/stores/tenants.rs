@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::*;
 use std::thread;
 use std::time::Duration;
 use workglow_limit::embed::{Joined, Line, Outcome, Waiter};
+use workglow_limit::observe::Observer;
 use workglow_limit::*;
 
 const fn ms(n: u64) -> Duration {
@@ -203,6 +204,72 @@ fn a_share_is_kept_in_the_store() {
     patient(&dir.url()).limiter("api", policy).unwrap().open().unwrap();
 }
 
+/// The share that a snapshot shows for a tenant, if any, with this many others.
+fn shown(store: &Store, limit: &str, tenant: &str, others: usize) -> Option<u32> {
+    let seen = Observer::new(store, others).only(limit).seek(tenant).look().unwrap();
+    let tenants = seen.limits.into_iter().flat_map(|limit| limit.tenants);
+    tenants.filter(|seen| seen.key == tenant).map(|seen| seen.share).next()
+}
+
+#[test]
+fn an_override_of_a_key_is_lifted_without_its_share() {
+    for is_lane in [false, true] {
+        let bench = Bench::new("lifted", is_lane, "all: 9/1s shared + own: 2/1s", 0);
+        let store = &bench.store;
+        store.share("api", "acme", 3).unwrap();
+        store.override_limit("api", "own: 5/1s", Some("acme")).unwrap();
+        assert_eq!(store.find("api").unwrap().peek("acme", 1).unwrap().limit, 5);
+        store.lift("api", Some("acme")).unwrap();
+        assert_eq!(store.find("api").unwrap().peek("acme", 1).unwrap().limit, 2);
+        assert_eq!(shown(store, "api", "acme", 9), Some(3));
+        // Nothing to lift.
+        store.lift("api/all", Some("acme")).unwrap();
+        store.lift("api", Some("bolt")).unwrap();
+        assert_eq!(shown(store, "api", "acme", 9), Some(3));
+        store.share("api", "acme", 1).unwrap();
+        assert_eq!(shown(store, "api", "acme", 9), None);
+    }
+}
+
+/// However many other shares are kept, and whether the tenant waits or not.
+#[test]
+fn the_share_of_a_sought_tenant_is_shown() {
+    for is_lane in [false, true] {
+        let mut bench = Bench::new("sought", is_lane, "1 concurrent shared", 1);
+        let tenants: Vec<String> = (0..40).map(|i| format!("tenant-{i}")).collect();
+        for (i, tenant) in tenants.iter().enumerate() {
+            bench.store.share("api", tenant, 2 + i as u32).unwrap();
+        }
+        (0..2).for_each(|_| bench.join(0, "tenant-7", Waiter::new("", 1)));
+        bench.advance();
+        for others in [0, 1, 40] {
+            for (i, tenant) in tenants.iter().enumerate() {
+                assert_eq!(shown(&bench.store, "api", tenant, others), Some(2 + i as u32), "{tenant}, {others} others");
+            }
+        }
+        let seen = Observer::new(&bench.store, 10).only("api").look().unwrap();
+        assert_eq!(seen.limits[0].tenants.len(), 11);
+        assert_eq!((seen.limits[0].tenants[0].key.as_str(), seen.limits[0].tenants[0].share), ("tenant-7", 9));
+    }
+}
+
+/// Tenants have no cells of their own, which another policy would make larger.
+#[test]
+fn a_policy_with_many_kept_shares_takes_no_more_space() {
+    let dir = Dir::new("many-shares");
+    for url in ["memory:", &dir.url()] {
+        let mut options = StoreOptions::default();
+        (options.max_size, options.timeout) = (Some(16 << 20), Duration::from_secs(60));
+        let store = Store::with_options(url, options).unwrap();
+        let api = store.limiter("api", "500/1m shared").unwrap();
+        api.open().unwrap();
+        (0..300).for_each(|i| store.share("api", &format!("tenant-{i}"), 2).unwrap());
+        store.override_limit("api", "5000/1m shared", None).unwrap();
+        assert_eq!(api.peek("tenant-7", 1).unwrap().limit, 5_000);
+        assert_eq!(shown(&store, "api", "tenant-7", 1), Some(2));
+    }
+}
+
 #[test]
 fn the_next_slot_goes_to_the_tenant_that_has_had_the_least() {
     for (is_lane, lines) in [(false, [0, 0, 0]), (true, [0, 0, 0]), (false, [0, 1, 2]), (true, [0, 1, 2])] {
@@ -388,7 +455,7 @@ fn a_tenant_that_is_back_from_silence_and_one_with_another_share_start_according
         bench.store.share("api", "bolt", 4).unwrap();
         let started = bench.end_jobs(50);
         assert!(count(&started, "bolt").abs_diff(40) <= 2, "{started:?}");
-        bench.store.lift("api", Some("bolt")).unwrap();
+        bench.store.share("api", "bolt", 1).unwrap();
         let started = bench.end_jobs(20);
         assert!(count(&started, "bolt").abs_diff(10) <= 2, "{started:?}");
     }

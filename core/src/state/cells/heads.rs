@@ -27,7 +27,7 @@ const BELL: usize = 1;
 const SLEEPERS: usize = 2;
 const SLOTS: u64 = 8;
 const LINES: u64 = SLOTS + TENANTS * SLOT_WORDS;
-const WORDS: u64 = LINES + Heads::words_of_tenants(TENANTS_LINES);
+pub(in crate::state) const WORDS: u64 = LINES + Heads::words_of_tenants(TENANTS_LINES);
 
 /// The tenants of a limit, as its waiters see them.
 #[derive(Clone, Copy)]

@@ -228,7 +228,9 @@ impl Locked<'_> {
         if !self.of(&table).may_restore() {
             return;
         }
-        let plans = self.index(&table).keys_on_plans().map(|(plan, _)| plan.policy.longest());
+        // (A tenant's share has no starts. What it says of the limit's policy may be older.)
+        let plans = self.index(&table).keys_on_plans().filter(|(plan, _)| !plan.policy.is_shared());
+        let plans = plans.map(|(plan, _)| plan.policy.longest());
         let longest = plans.max().unwrap_or(0).max(table.policy.longest());
         self.limit(limit).gate().fetch_max(self.clock.now().ceil.saturating_add(longest), AcqRel);
         self.arena.word(limit + limit_word::UNRESTORED).store(0, Release);

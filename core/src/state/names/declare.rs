@@ -318,7 +318,11 @@ impl Session {
             }
             let put = |policy| move |(name, before)| Overridden { name, before, key: None, policy, missing: 0 };
             let mut all: Vec<Overridden> = match policies {
-                None => parts.into_iter().map(put(None)).collect(),
+                // A tenant's share is not an override.
+                None => {
+                    let lifted = parts.into_iter().filter(|(_, before)| key.is_none() || !before.declared.is_shared());
+                    lifted.map(put(None)).collect()
+                }
                 Some(policies) => overridden(name, parts, policies)?,
             };
             if let Some(part) =

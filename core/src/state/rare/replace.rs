@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::hash::Hash;
 use crate::policy::Policy;
+use crate::state::cells::heads;
 use crate::state::cells::home::{Home, KeyAt, Table};
 use crate::state::cells::index::Index;
 use crate::state::cells::layout::{
@@ -321,7 +322,9 @@ impl Locked<'_> {
         let block = self.key_words(policy) + self.ring(policy) + 16;
         let segment = |slots| index_word::SLOTS + 2 * slots + 16;
         let Some(limit) = limit else {
-            return self.grow(limit_word::WORDS + table_word::WORDS + 2 * block + segment(index_word::FIRST_CAPACITY));
+            let tenants = if policy.is_shared() { heads::WORDS } else { 0 };
+            let limit = limit_word::WORDS + table_word::WORDS + tenants;
+            return self.grow(limit + 2 * block + segment(index_word::FIRST_CAPACITY));
         };
         let table = self.limit(limit).table();
         let depth = self.index(&table).root().map_or(0, |root| root.depth());
@@ -335,7 +338,14 @@ impl Locked<'_> {
         // The block of a moved key serves the next key, if it is as large: see `block_to_write`.
         let is_same = self.block_class(policy) == self.block_class(table.policy);
         let needed = || {
-            let keys: u64 = if is_same { 0 } else { self.index(&table).segments().map(count).sum() };
+            let keys = match is_same {
+                true => 0,
+                // The others are tenants for which a share is kept. They have no cells.
+                false if policy.is_shared() => {
+                    self.index(&table).blocks().filter(|at| !self.block(*at).is_stub()).count() as u64
+                }
+                false => self.index(&table).segments().map(count).sum(),
+            };
             (keys.saturating_sub(self.used_blocks(policy)) + 2) * block + index() + table_word::WORDS
         };
         // A longer window counts starts of keys that are idle now. They are kept if the store can hold them.

@@ -2,6 +2,7 @@
 //! database.) Only observers call it.
 
 mod served;
+mod tenants;
 
 use crate::algorithm::cells::Cells;
 use crate::algorithm::log::Ask;
@@ -10,7 +11,7 @@ use crate::decision::LOOK_AGAIN;
 use crate::error::Result;
 use crate::hash::Hash;
 use crate::policy::{Policy, Shape};
-use crate::snapshot::{KeySnapshot, LimitSnapshot, Snapshot, TenantSnapshot, Usage, WAIT_BOUNDS};
+use crate::snapshot::{KeySnapshot, LimitSnapshot, Snapshot, Usage, WAIT_BOUNDS};
 use crate::state::cells::block::BlockCells;
 use crate::state::cells::home::{Home, KeyAt, Table};
 use crate::state::cells::index::Index;
@@ -344,7 +345,7 @@ impl LimitCells<'_> {
             b.rank().cmp(&a.rank()).then(fuller).then(a.hash.cmp(&b.hash))
         });
         watched.remember(&all, most_shown);
-        let tenants = self.survey_tenants(&table, most_shown);
+        let tenants = self.survey_tenants(&table, sought, (most, most_shown));
         if table.policy.is_shared() {
             // They have no budgets of their own.
             all.clear();
@@ -374,37 +375,6 @@ impl LimitCells<'_> {
             tenants,
             grants: None,
         }
-    }
-}
-
-impl LimitCells<'_> {
-    /// The tenants that wait, the next one first, and then so many others for which a share is kept.
-    fn survey_tenants(self, table: &Table, most: usize) -> Vec<TenantSnapshot> {
-        let Some(tenants) = self.home.tenants(self.at, table.capacity) else { return Vec::new() };
-        // (Lines count time from the boot.)
-        let (_, now) = self.home.clock.now_and_uptime();
-        let mut all: Vec<TenantSnapshot> = Vec::new();
-        for head in tenants.heads.in_order() {
-            let waits = Some(from_ticks((now as Tick).saturating_sub(head.since())));
-            let id = id_of(Hash([head.name, 0]));
-            match all.iter_mut().find(|tenant| tenant.id == id) {
-                // It waits in several processes.
-                Some(tenant) => tenant.waits = tenant.waits.max(waits),
-                None => all.push(TenantSnapshot { key: format!("#{id}"), id, share: 1, waits }),
-            }
-        }
-        let most = all.len() + most;
-        for (own, at) in self.home.index(table).keys_on_plans() {
-            let block = self.home.block(at);
-            let Some(hash) = block.checked_hash() else { continue };
-            let (key, id, share) = (block.text(), id_of(hash), own.policy.share());
-            if let Some(tenant) = all.iter_mut().find(|tenant| tenant.id == id) {
-                (tenant.key, tenant.share) = (key, share);
-            } else if all.len() < most {
-                all.push(TenantSnapshot { key, id, share, waits: None });
-            }
-        }
-        all
     }
 }
 
