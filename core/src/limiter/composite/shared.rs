@@ -1,7 +1,7 @@
 //! A composite with a part that tenants share, such as a budget of all tenants with a bound for each.
 //!
 //! A place would be taken out of turn. So such a composite has none: its waiters start when all parts admit, and the order among
-//! them is that of its first shared part. A line is shown there while the other parts would admit its first waiter. While one of
+//! them is that of its shared part. There is at most one. A line is shown there while the other parts would admit its first waiter. While one of
 //! them does not, it is not shown, and holds up nobody; when it is again, its tenant has had no more than before.
 //!
 //! A start takes the other parts first, and is charged to its tenant when nothing can fail any more.
@@ -20,7 +20,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 impl CompositeLimiter {
-    /// Its first shared part.
+    /// Its shared part.
     pub(super) fn shared_part(&self) -> Option<(usize, &Child)> {
         if !self.group.has_shared() {
             return None;
