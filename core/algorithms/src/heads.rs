@@ -287,6 +287,7 @@ impl<'a> Heads<'a> {
         }
         let bucket = self.bucket(name);
         let seen = self.reaches[bucket].load(Acquire);
+        fault::surveyed();
         let mut last = 0;
         for (i, (at, entry)) in self.from(bucket).take((seen & ANY_REACH) as usize).enumerate() {
             let [owner, other, ..] = entry;

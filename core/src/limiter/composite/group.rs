@@ -167,17 +167,6 @@ impl Group {
                 "each limit once in a composite",
             ));
         }
-        // Its line could be shown in one of them only, and would keep its turn there while the other is full.
-        let shared: Vec<&Child> = before.iter().chain(children).filter(|child| child.is_shared()).collect();
-        if let [_, second, ..] = &shared[..]
-            && self.takes_all
-        {
-            return Err(Error::invalid(
-                "limiter",
-                format_args!("\"{}\", the second one that tenants share", second.name()),
-                "at most one shared limit in a composite",
-            ));
-        }
         let depth = above + 1 + children.iter().map(|child| child.depth()).max().unwrap_or(0);
         if depth > DEEPEST {
             let value = format_args!("one that is {depth} deep");

@@ -1,7 +1,7 @@
 //! A composite with a part that tenants share, such as a budget of all tenants with a bound for each.
 //!
 //! A place would be taken out of turn. So such a composite has none: its waiters start when all parts admit, and the order among
-//! them is that of its shared part. There is at most one. A line is shown there while the other parts would admit its first waiter. While one of
+//! them is that of its first shared part. A line is shown there while the other parts would admit its first waiter. While one of
 //! them does not, it is not shown, and holds up nobody; when it is again, its tenant has had no more than before.
 //!
 //! A start takes the other parts first, and is charged to its tenant when nothing can fail any more.
@@ -20,7 +20,7 @@ use std::cell::Cell;
 use std::time::Duration;
 
 impl CompositeLimiter {
-    /// Its shared part.
+    /// Its first shared part.
     pub(super) fn shared_part(&self) -> Option<(usize, &Child)> {
         if !self.group.has_shared() {
             return None;
@@ -28,10 +28,11 @@ impl CompositeLimiter {
         self.group.all().iter().enumerate().find(|(_, child)| child.is_shared())
     }
 
-    /// Returns how long the other parts do not admit a start, and whether that is certain. `None`: they do.
+    /// Returns how long the other parts do not admit a start, and whether that is certain. `None`: they do. (Of another shared
+    /// part it counts whether it has the units, not whose turn it is there: it is no reason to hold up others in the first.)
     fn others_deny(&self, charges: &Split) -> Result<Option<(Duration, bool)>> {
-        let mut longest = None;
-        for (i, child) in self.group.children()?.iter().enumerate().filter(|(_, child)| !child.is_shared()) {
+        let (mut longest, first) = (None, self.shared_part().map(|(i, _)| i));
+        for (i, child) in self.group.children()?.iter().enumerate().filter(|(i, _)| Some(*i) != first) {
             let (key, weight) = charges.at(i);
             let seen = child.peek_again(key, weight)?;
             if !seen.admitted {
