@@ -560,7 +560,10 @@ impl Line {
         let now = self.clock().now().floor;
         let Some(key) = key else {
             self.errands.iter_mut().for_each(|errands| errands.wake(None));
-            self.keys.keys().cloned().collect::<Vec<_>>().into_iter().for_each(|key| self.wake_key(key, now));
+            // (Of those that are shown as tenants' lines, one has the turn.)
+            let others = self.keys.iter().filter(|(_, entry)| entry.shown_at.is_none() || !self.limiter.is_shared());
+            let others: Vec<Arc<str>> = others.map(|(key, _)| key.clone()).collect();
+            others.into_iter().for_each(|key| self.wake_key(key, now));
             self.next_line = None;
             return self.pass_turn();
         };
