@@ -167,6 +167,8 @@ mod on {
 }
 
 #[cfg(feature = "fault-points")]
+pub use crate::algorithm::fault::surveys;
+#[cfg(feature = "fault-points")]
 pub use on::{DECIDING, GROWING, LEASING, REWRITING, SHOWING, at, in_small_steps, most_looked_at, restore_at_once};
 
 /// A lane that is rebuilt from more starts than these is used before all of them are restored.

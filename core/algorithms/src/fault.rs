@@ -15,3 +15,21 @@ pub(crate) fn point(_name: &'static str) {
         pass(_name);
     }
 }
+
+#[cfg(feature = "fault-points")]
+thread_local! {
+    static SURVEYS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// Counts a survey of the heads of lines.
+#[inline(always)]
+pub(crate) fn surveyed() {
+    #[cfg(feature = "fault-points")]
+    SURVEYS.set(SURVEYS.get() + 1);
+}
+
+/// Returns how many this thread has made.
+#[cfg(feature = "fault-points")]
+pub fn surveys() -> u64 {
+    SURVEYS.get()
+}

@@ -261,20 +261,47 @@ impl<'a> Heads<'a> {
     /// Looks at all heads of a name, from an entry of it. Those of the same priority that asked less than `near` before are
     /// not counted. Without that entry all are.
     pub fn survey(&self, name: u64, mine: usize, near: Tick) -> Survey {
+        let order = self.order();
+        let own = self.entries.get(mine).and_then(|entry| self.read(mine, entry, name)).map(|own| order(&own));
+        let (mut all, mut least) = (Survey { least: None, ahead: 0, units: 0 }, None);
+        self.each(name, |head| {
+            let its @ (lead, tag, at) = order(&head);
+            if own.is_none_or(|own| (lead, tag.saturating_add(near << SINCE), at) < own) {
+                (all.ahead, all.units) = (all.ahead + 1, all.units.saturating_add(head.units));
+            }
+            if least.is_none_or(|least| its < least) {
+                (all.least, least) = (Some(head), Some(its));
+            }
+        });
+        all
+    }
+
+    /// The least head of a name among these entries, and whether it is the least of all.
+    pub fn first_of(&self, name: u64, mut is_among: impl FnMut(usize) -> bool) -> Option<(Head, bool)> {
+        let order = self.order();
+        let (mut first, mut least) = (None, None);
+        self.each(name, |head| {
+            let its = order(&head);
+            if least.is_none_or(|least| its < least) {
+                least = Some(its);
+            }
+            if first.is_none_or(|(_, first)| its < first) && is_among(head.at) {
+                first = Some((head, its));
+            }
+        });
+        first.map(|(head, its)| (head, Some(its) == least))
+    }
+
+    /// Shows all heads of a name that are not skipped.
+    fn each(&self, name: u64, mut see: impl FnMut(Head)) {
         // (5)
         fence(SeqCst);
-        let mut all = Survey { least: None, ahead: 0, units: 0 };
         if self.reaches.is_empty() {
-            return all;
+            return;
         }
         let bucket = self.bucket(name);
         let seen = self.reaches[bucket].load(Acquire);
-        let order = self.order();
-        let own = self.entries.get(mine).and_then(|entry| self.read(mine, entry, name)).map(|own| order(&own));
-        let is_ahead = |head: Head| {
-            let later = Head { tag: head.tag.saturating_add(near << SINCE), ..head };
-            own.is_none_or(|own| order(&later) < own)
-        };
+        fault::surveyed();
         let mut last = 0;
         for (i, (at, entry)) in self.from(bucket).take((seen & ANY_REACH) as usize).enumerate() {
             let [owner, other, ..] = entry;
@@ -282,19 +309,12 @@ impl<'a> Heads<'a> {
                 continue;
             }
             last = i as u64 + 1;
-            let Some(head) = self.read(at, entry, name).filter(|head| head.tag & SKIPPED == 0) else { continue };
-            if is_ahead(head) {
-                (all.ahead, all.units) = (all.ahead + 1, all.units.saturating_add(head.units));
-            }
-            if all.least.is_none_or(|least| order(&head) < order(&least)) {
-                all.least = Some(head);
-            }
+            self.read(at, entry, name).filter(|head| head.tag & SKIPPED == 0).into_iter().for_each(&mut see);
         }
         if last < seen & ANY_REACH {
             // (4)
             let _ = self.reaches[bucket].compare_exchange(seen, seen & !ANY_REACH | last, AcqRel, Relaxed);
         }
-        all
     }
 
     /// The order of heads, as of now: by the lead of the tenant, where there are some, and then by tag. Less is sooner.

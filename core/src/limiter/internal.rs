@@ -318,8 +318,9 @@ pub trait Awaited: Quiet {
     /// Shows another first waiter, or none, of a line that [was shown](Awaited::line_up).
     fn show_next(&self, _first: Option<First>, _shown: &Cell<Shown>) {}
 
-    /// Returns where the line is shown that has the turn, if tenants share the limit and some wait.
-    fn next_line(&self) -> Option<usize> {
+    /// Where tenants share the limit: returns which of these lines, by where they are shown, comes before the others, and
+    /// whether it has the turn.
+    fn next_line(&self, _is_among: &dyn Fn(usize) -> bool) -> Option<(usize, bool)> {
         None
     }
 

@@ -408,9 +408,10 @@ impl<L: Shareable> Awaited for Shared<L> {
         });
     }
 
-    fn next_line(&self) -> Option<usize> {
-        let next = |found: &Key| Ok(found.tenants().and_then(|tenants| tenants.heads.first(0)).map(|head| head.at));
-        if self.is_calm() { None } else { self.with(next).ok()? }
+    fn next_line(&self, is_among: &dyn Fn(usize) -> bool) -> Option<(usize, bool)> {
+        let first = |found: &Key| Ok(found.tenants().and_then(|tenants| tenants.heads.first_of(0, is_among)));
+        let (head, has_turn) = if self.is_calm() { None } else { self.with(first).ok()? }?;
+        Some((head.at, has_turn))
     }
 
     fn take_back_charge(&self, shown: &Cell<Shown>, place: &RawPermit) {

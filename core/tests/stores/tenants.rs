@@ -522,6 +522,52 @@ fn a_shared_part_of_a_composite_is_shared_there_too() {
     }
 }
 
+/// A survey looks at the lines of all tenants. So a start costs as many surveys with many of them as with few.
+#[cfg(feature = "fault-points")]
+#[test]
+fn what_a_start_costs_grows_no_faster_than_the_number_of_tenants() {
+    use workglow_limit::fault::surveys;
+    for (policy, lines) in
+        [("1 concurrent shared", 1), ("1 concurrent shared", 2), ("100/1s shared", 1), ("100/1s shared", 2)]
+    {
+        for tenants in [10, 200] {
+            let mut bench = Bench::new("surveys", true, policy, lines);
+            bench.join_many(0, "first", 100);
+            let names = (0..tenants).map(|i| &*format!("tenant-{i}").leak());
+            names.enumerate().for_each(|(i, name)| bench.join_many(i % lines, name, 3));
+            bench.clock.advance(ms(100));
+            bench.advance();
+            let before = surveys();
+            let had = bench.started.len();
+            while bench.started.len() < had + 30 {
+                bench.running.drain(..).for_each(|permit| bench.limiter.complete(&permit).unwrap());
+                bench.lines.iter_mut().for_each(|line| line.wake(None));
+                bench.pass_time(1, ms(1_000));
+            }
+            let each = (surveys() - before) / (bench.started.len() - had) as u64;
+            assert!(each <= 40, "{policy}, {lines} loops, {tenants} tenants: {each} surveys for each start");
+        }
+    }
+}
+
+/// A line that waits in a second shared part, which is full, does not keep others from what is free in the first.
+#[test]
+fn a_full_second_shared_part_holds_up_nobody_in_the_first() {
+    for is_lane in [false, true] {
+        let mut bench = Bench::new("two-parts", is_lane, "10/1s shared", 2);
+        let full = bench.store.limiter("full", "1/1m shared").unwrap();
+        assert!(admitted(full.attempt("other", 1).unwrap()).is_some());
+        let both = Arc::new(CompositeLimiter::new([bench.limiter.clone(), full]));
+        bench.lines[1] = Line::new(both);
+        for tenant in ["acme", "bolt", "coil"] {
+            bench.join_many(1, tenant, 3);
+        }
+        bench.join_many(0, "dune", 60);
+        let started = bench.pass_time(40, ms(4_000));
+        assert_eq!((started.len(), count(&started, "dune")), (40, 40), "{:?}", bench.clock.now());
+    }
+}
+
 /// A tenant at its own bound does not keep the others from what is free for all.
 #[test]
 fn a_tenant_at_its_own_bound_holds_up_nobody() {

@@ -490,8 +490,8 @@ impl Awaited for CompositeLimiter {
         self.shared_part().into_iter().for_each(|(_, child)| child.show_next(first, shown));
     }
 
-    fn next_line(&self) -> Option<usize> {
-        self.shared_part().and_then(|(_, child)| child.next_line())
+    fn next_line(&self, is_among: &dyn Fn(usize) -> bool) -> Option<(usize, bool)> {
+        self.shared_part().and_then(|(_, child)| child.next_line(is_among))
     }
 
     fn counts_places(&self) -> bool {

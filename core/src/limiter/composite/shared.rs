@@ -28,10 +28,11 @@ impl CompositeLimiter {
         self.group.all().iter().enumerate().find(|(_, child)| child.is_shared())
     }
 
-    /// Returns how long the other parts do not admit a start, and whether that is certain. `None`: they do.
+    /// Returns how long the other parts do not admit a start, and whether that is certain. `None`: they do. (Of another shared
+    /// part it counts whether it has the units, not whose turn it is there: it is no reason to hold up others in the first.)
     fn others_deny(&self, charges: &Split) -> Result<Option<(Duration, bool)>> {
-        let mut longest = None;
-        for (i, child) in self.group.children()?.iter().enumerate().filter(|(_, child)| !child.is_shared()) {
+        let (mut longest, first) = (None, self.shared_part().map(|(i, _)| i));
+        for (i, child) in self.group.children()?.iter().enumerate().filter(|(i, _)| Some(*i) != first) {
             let (key, weight) = charges.at(i);
             let seen = child.peek_again(key, weight)?;
             if !seen.admitted {

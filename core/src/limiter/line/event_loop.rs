@@ -99,8 +99,10 @@ pub struct Line {
     woken: Option<Woken>,
     /// With a server: what threads do.
     errands: Option<Errands>,
-    /// Where tenants share the limit: where the line is shown that had the turn last.
-    next_line: Option<usize>,
+    /// Where tenants share the limit: the lines by where they are shown; which of them came first at the last look, and whether
+    /// it had the turn. The others rely on that one.
+    shown: HashMap<usize, Arc<str>>,
+    next_line: Option<(usize, bool)>,
     /// The deadlines of waiters whose lines may be in a thread.
     deadlines: BTreeSet<(Tick, WaiterId)>,
     generation: u64,
@@ -112,6 +114,8 @@ struct Entry {
     /// The entries of this key in [`Line::due`] and [`Line::joint`].
     due: Option<(Tick, Rank)>,
     is_joint: bool,
+    /// Its entry in [`Line::shown`].
+    shown_at: Option<usize>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -157,6 +161,7 @@ impl Line {
             wake,
             woken: None,
             errands: None,
+            shown: HashMap::new(),
             next_line: None,
             deadlines: BTreeSet::new(),
             generation: fork::generation(),
@@ -555,7 +560,10 @@ impl Line {
         let now = self.clock().now().floor;
         let Some(key) = key else {
             self.errands.iter_mut().for_each(|errands| errands.wake(None));
-            self.keys.keys().cloned().collect::<Vec<_>>().into_iter().for_each(|key| self.wake_key(key, now));
+            // (Of those that are shown as tenants' lines, one has the turn.)
+            let others = self.keys.iter().filter(|(_, entry)| entry.shown_at.is_none() || !self.limiter.is_shared());
+            let others: Vec<Arc<str>> = others.map(|(key, _)| key.clone()).collect();
+            others.into_iter().for_each(|key| self.wake_key(key, now));
             self.next_line = None;
             return self.pass_turn();
         };
@@ -583,17 +591,17 @@ impl Line {
         }
     }
 
-    /// Where tenants share the limit, makes the line due that has the turn now, if it is here and did not have it before.
+    /// Where tenants share the limit, makes the line due that comes before all others here, if it did not before or has the turn
+    /// now.
     fn pass_turn(&mut self) {
         if !self.limiter.is_shared() {
             return;
         }
-        let next = self.limiter.next_line();
+        let next = self.limiter.next_line(&|at| self.shown.contains_key(&at));
         if std::mem::replace(&mut self.next_line, next) == next {
             return;
         }
-        let its = |(key, entry): (&Arc<str>, &Entry)| entry.line.is_shown_at(next?).then(|| key.clone());
-        if let Some(key) = self.keys.iter().find_map(its) {
+        if let Some(key) = next.and_then(|(at, _)| self.shown.get(&at)).cloned() {
             self.wake_key(key, self.clock().now().floor);
         }
     }
@@ -664,11 +672,17 @@ impl Line {
         self.forget_entries(&key, &mut entry);
         let mut out = Out::new();
         let keys = self.keys.len() + 1;
-        let pass = Pass { slice: self.slice(), keys, most, ..Pass::new(&*self.limiter, &key, clock) };
+        let before = entry.line.extent();
+        let is_next = self.next_line.is_some_and(|(at, _)| Some(at) == entry.line.shown_at());
+        let is_behind = !is_next && self.next_line.is_some();
+        let pass = Pass { slice: self.slice(), keys, most, is_behind, ..Pass::new(&*self.limiter, &key, clock) };
         entry.line.advance(&pass, &mut out);
+        let is_changed = entry.line.extent() != before;
         self.publish(&key, out);
         self.keep(key, entry);
-        self.pass_turn();
+        if is_next || is_changed || self.next_line.is_none() {
+            self.pass_turn();
+        }
     }
 
     fn advance_own_place(&mut self, id: WaiterId, now: Tick) {
@@ -726,6 +740,8 @@ impl Line {
             let (next, first) = (entry.line.next(), entry.line.first().unwrap_or_default());
             (entry.due, entry.is_joint) = (Some((next, first)), is_joint(&key));
             self.due.insert((next, Due::Key(first, key.clone())));
+            entry.shown_at = entry.line.shown_at();
+            entry.shown_at.into_iter().for_each(|at| _ = self.shown.insert(at, key.clone()));
             if entry.is_joint {
                 self.joint.insert((first, key.clone()));
             }
@@ -733,8 +749,13 @@ impl Line {
         }
     }
 
-    /// Removes a key from [`Line::due`] and [`Line::joint`].
+    /// Removes a key from [`Line::due`], [`Line::joint`] and [`Line::shown`].
     fn forget_entries(&mut self, key: &Arc<str>, entry: &mut Entry) {
+        if let Some(at) = entry.shown_at.take()
+            && self.shown.get(&at) == Some(key)
+        {
+            self.shown.remove(&at);
+        }
         if let Some((due, first)) = entry.due.take() {
             self.due.remove(&(due, Due::Key(first, key.clone())));
             if entry.is_joint {
@@ -751,6 +772,7 @@ impl Line {
     fn forget_parents_waiters(&mut self) {
         if self.is_the_parent_s() {
             self.keys.clear();
+            self.shown.clear();
             self.due.clear();
             self.joint.clear();
             self.waiters.clear();

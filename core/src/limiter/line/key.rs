@@ -206,6 +206,8 @@ pub(super) struct Pass<'a> {
     pub keys: usize,
     /// Whether the driver sleeps at the key's bell.
     pub has_bell: bool,
+    /// Where tenants share the limit: whether another line of this driver, which looks for both, comes before this one.
+    pub is_behind: bool,
     /// The number of outcomes after which the pass ends. The next pass, which is due immediately, does the rest.
     pub most: usize,
 }
@@ -213,7 +215,8 @@ pub(super) struct Pass<'a> {
 impl<'a> Pass<'a> {
     pub fn new(limiter: &'a dyn Limiter, key: &'a str, clock: &'a Clock) -> Pass<'a> {
         let slice = super::slice(limiter);
-        Pass { limiter, key, clock, began: Instant::now(), slice, keys: 1, has_bell: false, most: usize::MAX }
+        let began = Instant::now();
+        Pass { limiter, key, clock, began, slice, keys: 1, has_bell: false, is_behind: false, most: usize::MAX }
     }
 
     fn now(&self) -> Tick {
@@ -445,9 +448,14 @@ impl KeyLine {
         self.shown.get().calls()
     }
 
-    /// Returns whether it is shown there to the lines of all processes.
-    pub fn is_shown_at(&self, at: usize) -> bool {
-        self.shown.get().is_at(at)
+    /// Returns where it is shown to the lines of all processes.
+    pub fn shown_at(&self) -> Option<usize> {
+        self.shown.get().at()
+    }
+
+    /// What others have to know of, if a pass changes it: the waiters, the places, and where the line is shown.
+    pub fn extent(&self) -> (usize, usize, Option<usize>) {
+        (self.waiters.len(), self.places.len(), self.shown_at())
     }
 
     /// Returns the waiter's deadline.
@@ -747,6 +755,12 @@ impl KeyLine {
     fn pause(&mut self, pass: &Pass, after: Tick, is_certain: bool, horizon: Tick) -> Tick {
         let (has_places, is_shared) = (pass.limiter.has_places(), pass.limiter.is_shared());
         if let Some((turn, since)) = self.turn.filter(|(turn, _)| !(turn.is_ours() && (has_places || is_certain))) {
+            if pass.is_behind && !turn.is_ours() {
+                return pass.among_keys(LOOK_SOONER);
+            }
+            if is_shared && pass.has_bell {
+                return turn.look_in_by_rank();
+            }
             // (Tenants pass the turn with each start.)
             let is_for_long = has_places && (!is_shared || turn.not_before() > 0);
             if pass.has_bell || is_for_long || turn.idle().is_some() {

@@ -119,6 +119,12 @@ impl Turn {
     pub fn look_in(self) -> Tick {
         look_in(self.not_before)
     }
+
+    /// The same where the turn is passed from line to line, with a call: the first two look if a call was lost. Each further
+    /// one looks half as often.
+    pub fn look_in_by_rank(self) -> Tick {
+        self.look_in().max(LOOK << self.ahead.saturating_sub(1).min(8)).min(LOOK_SOONER)
+    }
 }
 
 /// When to look again where the turn cannot be used so long.
@@ -186,9 +192,9 @@ impl Shown {
         self.entry.map_or(0, |entry| entry.name)
     }
 
-    /// Returns whether it is shown there.
-    pub(super) fn is_at(&self, at: usize) -> bool {
-        self.entry.is_some_and(|entry| entry.at == at)
+    /// Where it is shown.
+    pub(super) fn at(&self) -> Option<usize> {
+        self.entry.map(|entry| entry.at)
     }
 
     /// Notes who is charged for its places.
