@@ -162,7 +162,7 @@ fn operators_change_limits() {
     run(&dir.url(), &["pause", "mail", "2h", "--key", "bob"]).with(0).says(&["mail, key bob: paused for 2h"]);
     assert!(!is_open("bob") && is_open("carol"));
     let said = run(&dir.url(), &["pause", "mail", "2h", "--json"]).json(0);
-    assert_eq!(said, json!({ "done": "pause", "name": "mail", "key": null, "duration": 7200.0 }));
+    assert_eq!(said, json!({ "done": "pause", "name": "mail", "key": null, "duration": 7200.0, "shared": [] }));
     assert!(!is_open("carol"));
     run(&dir.url(), &["status"]).with(0).says(&["paused "]);
     run(&dir.url(), &["show", "mail"]).with(0).says(&["paused for"]);
@@ -192,6 +192,18 @@ fn tenants_have_shares() {
     let bob = run(&dir.url(), &["show", "shared", "bob", "--json"]).json(0);
     assert_eq!((&bob["limits"][0]["share"], &bob["limits"][0]["waits"]), (&json!(4), &Value::Null));
     held.complete().unwrap();
+
+    // What is of all tenants says so.
+    run(&dir.url(), &["lift", "shared", "--key", "bob"]).with(0).says(&["shared, key bob: keeps its share"]);
+    run(&dir.url(), &["show", "shared", "bob"]).with(0).says(&["share      4"]);
+    run(&dir.url(), &["pause", "shared", "2h", "--key", "bob"]).with(0).says(&["all tenants of shared: paused for 2h"]);
+    assert!(!shared.peek("acme", 1).unwrap().admitted);
+    let said = run(&dir.url(), &["clear", "shared", "--key", "bob", "--yes", "--json"]).json(0);
+    assert_eq!(said, json!({ "done": "clear", "name": "shared", "key": "bob", "shared": ["shared"] }));
+    assert!(shared.peek("acme", 1).unwrap().admitted);
+    store.limiter("both", "all: 9/1h shared + own: 2/1h").unwrap().open().unwrap();
+    let cleared = run(&dir.url(), &["clear", "both", "--key", "bob", "--yes"]).with(0);
+    cleared.says(&["both, key bob, and all tenants of both/all: reset"]);
 }
 
 #[test]

@@ -111,6 +111,26 @@ fn subject(name: &str, key: Option<&str>) -> String {
     }
 }
 
+/// What a change of one key changes: the key, and of limits that tenants share the whole. Each of those has one state, in which all
+/// keys are counted.
+struct Scope {
+    subject: String,
+    shared: Vec<String>,
+}
+
+impl Scope {
+    fn of(name: &str, key: Option<&str>, (store, names): &(Store, Vec<String>)) -> Result<Scope, Failure> {
+        let Some(key) = key else { return Ok(Scope { subject: subject(name, None), shared: Vec::new() }) };
+        let seen = Observer::new(store, 0).only(name).look()?;
+        let parts = names::parts(name, &seen, names);
+        let shared = parts.iter().filter(|part| part.policy().is_shared()).map(|part| part.name.clone());
+        let shared: Vec<String> = shared.collect();
+        let own = (shared.is_empty() || shared.len() < parts.len()).then(|| subject(name, Some(key)));
+        let whole = shared.iter().map(|name| format!("all tenants of {}", text::clean(name)));
+        Ok(Scope { subject: own.into_iter().chain(whole).collect::<Vec<_>>().join(", and "), shared })
+    }
+}
+
 pub fn set_override(args: OverrideArgs, context: &Context) -> Result<Outcome, Failure> {
     let (name, key) = (args.name.as_str(), args.key.as_deref());
     let policies = parse_parts(&args.policy)?;
@@ -138,10 +158,14 @@ pub fn set_override(args: OverrideArgs, context: &Context) -> Result<Outcome, Fa
 
 pub fn lift(args: LiftArgs, context: &Context) -> Result<Outcome, Failure> {
     let (name, key) = (args.name.as_str(), args.key.as_deref());
-    let (store, _) = find(name, context)?;
-    store.lift(name, key)?;
+    let found = find(name, context)?;
+    let scope = Scope::of(name, key, &found)?;
+    found.0.lift(name, key)?;
     let again = if key.is_some() { "the policy of the limit" } else { "the declared policy" };
-    let done = format!("{}: {again} applies again", subject(name, key));
+    let mut done = format!("{}: {again} applies again", subject(name, key));
+    for shared in &scope.shared {
+        done += &format!("\n{}: keeps its share", subject(shared, key));
+    }
     report(context, json::change("lift", name, key, Value::Null), done)
 }
 
@@ -155,10 +179,12 @@ pub fn share(args: ShareArgs, context: &Context) -> Result<Outcome, Failure> {
 pub fn pause(args: PauseArgs, context: &Context) -> Result<Outcome, Failure> {
     let (name, key) = (args.name.as_str(), args.key.as_deref());
     let duration = duration("duration", &args.duration)?;
-    let limiter = find(name, context)?.0.find(name)?;
-    limiter.pause(duration, key.unwrap_or(""))?;
-    let done = format!("{}: paused for {}", subject(name, key), text::exact(duration));
-    report(context, json::change("pause", name, key, json!({ "duration": json::seconds(duration) })), done)
+    let found = find(name, context)?;
+    let Scope { subject, shared } = Scope::of(name, key, &found)?;
+    found.0.find(name)?.pause(duration, key.unwrap_or(""))?;
+    let done = format!("{subject}: paused for {}", text::exact(duration));
+    let of_it = json!({ "duration": json::seconds(duration), "shared": shared });
+    report(context, json::change("pause", name, key, of_it), done)
 }
 
 /// Parses a duration as policies write it. An error names the parameter.
@@ -171,14 +197,15 @@ pub fn duration(parameter: &'static str, text: &str) -> Result<Duration, Failure
 
 pub fn clear(args: ClearArgs, context: &Context) -> Result<Outcome, Failure> {
     let (name, key) = (args.name.as_str(), args.key.as_deref());
-    let limiter = find(name, context)?.0.find(name)?;
-    let subject = subject(name, key);
+    let found = find(name, context)?;
+    let limiter = found.0.find(name)?;
+    let Scope { subject, shared } = Scope::of(name, key, &found)?;
     let question = format!("{subject}: forget the past starts{}", if key.is_none() { " of all keys" } else { "" });
     if !confirm(&question, args.yes)? {
         return Ok(Outcome::Declined);
     }
     limiter.clear(key.unwrap_or(""))?;
-    report(context, json::change("clear", name, key, Value::Null), format!("{subject}: reset"))
+    report(context, json::change("clear", name, key, json!({ "shared": shared })), format!("{subject}: reset"))
 }
 
 pub fn forget(args: ForgetArgs, context: &Context) -> Result<Outcome, Failure> {
