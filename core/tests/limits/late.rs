@@ -41,15 +41,15 @@ const KINDS: [Kind; 8] = [
 
 /// A waiter, in a line or alone.
 enum Waiting {
-    AtSeat(Seat),
-    InLine(Line),
+    AtSeat(Box<Seat>),
+    InLine(Box<Line>),
 }
 
 impl Waiting {
     fn new(limiter: &Shared, waiter: Waiter, is_in_line: bool) -> Waiting {
         let mut waiting = match is_in_line {
-            true => Waiting::InLine(Line::new(limiter.clone())),
-            false => Waiting::AtSeat(Seat::new(waiter)),
+            true => Waiting::InLine(Box::new(Line::new(limiter.clone()))),
+            false => Waiting::AtSeat(Box::new(Seat::new(waiter))),
         };
         let waits = match &mut waiting {
             Waiting::InLine(line) => matches!(line.join(waiter).unwrap(), Joined::Waiting(_)),

@@ -560,8 +560,10 @@ impl Line {
         let now = self.clock().now().floor;
         let Some(key) = key else {
             self.errands.iter_mut().for_each(|errands| errands.wake(None));
-            // (Of those that are shown as tenants' lines, one has the turn.)
-            let others = self.keys.iter().filter(|(_, entry)| entry.shown_at.is_none() || !self.limiter.is_shared());
+            // (Of tenants' lines one has the turn. Those of a composite may have waited for another part.)
+            let is_one_line = self.limiter.is_shared() && self.limiter.limit().is_some();
+            let is_woken = |entry: &Entry| !is_one_line && (entry.shown_at.is_none() || !self.limiter.is_shared());
+            let others = self.keys.iter().filter(|(_, entry)| is_woken(entry));
             let others: Vec<Arc<str>> = others.map(|(key, _)| key.clone()).collect();
             others.into_iter().for_each(|key| self.wake_key(key, now));
             self.next_line = None;
