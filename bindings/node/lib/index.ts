@@ -54,6 +54,7 @@ export { Permit } from "./permit.js";
 export {
   type GrantSnapshot,
   type KeySnapshot,
+  type LimitKind,
   type LimitSnapshot,
   metricsContentType,
   type MetricsFormat,

@@ -46,7 +46,8 @@ export interface Snapshot {
   readonly failures: number;
 }
 
-type Kind =
+/** The kind of a limit that no tenants share. */
+export type LimitKind =
   | "rate"
   | "concurrency"
   | "delay"
@@ -61,7 +62,7 @@ export interface LimitSnapshot {
   /** The limit's name. */
   readonly name: string;
   /** The kind of its policies; with "shared-" before it if tenants share the limit. */
-  readonly kind: Kind | `shared-${Exclude<Kind, "leaky-bucket">}`;
+  readonly kind: LimitKind | `shared-${Exclude<LimitKind, "leaky-bucket">}`;
   /** The policy in force. */
   readonly policy: string;
   /** The policy that programs declare. */
