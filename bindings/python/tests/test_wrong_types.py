@@ -59,6 +59,7 @@ VALID = {
     "window_size_in_seconds": 60,
     "max_concurrent_jobs": 5,
     "share": 3,
+    "starts": 3,
     "rate": 5,
     "limiters": list,
     "limiter": NullLimiter,
