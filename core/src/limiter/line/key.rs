@@ -934,7 +934,8 @@ impl KeyLine {
         match seen {
             Ok(Some(Ahead { place: same, after, again })) => {
                 self.look_ahead_at = again.map(|again| now.saturating_add(patience_ticks(again).max(1)));
-                (place, ready) = (same, now.saturating_add(patience_ticks(after)));
+                // No sooner than it was told to come back: another limit may have no free units until then.
+                (place, ready) = (same, ready.max(now.saturating_add(patience_ticks(after))));
             }
             // At the next pass, which may wait.
             Err(Error::WouldWait) => {}
