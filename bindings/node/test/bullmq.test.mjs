@@ -336,7 +336,10 @@ test("without keys, a queue whose limit also has a concurrency is not held", { t
     const worker = work(withLimiter(limiter, null, () => assert.fail("it started"), { hold: 0 }));
     const [job] = await add({});
     // It is delayed again and again. An attached limiter is known after the first denial.
-    while ((await job.getState()) !== "delayed") await new Promise((resolve) => setTimeout(resolve, 1));
+    for (let state; state !== "delayed"; state = await job.getState()) {
+      assert.notEqual(state, "failed", job.failedReason);
+      await new Promise((resolve) => setTimeout(resolve, 1));
+    }
     assert.equal(worker.opts.limiter, undefined);
   }
 });

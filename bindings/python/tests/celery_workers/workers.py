@@ -54,7 +54,8 @@ class Site:
                 "data_folder_in": f"{folder}/queue",
                 "control_folder": f"{folder}/control",
             }
-        self.store = Store(self.url)
+        # It is as patient as the tests: a server may not run for seconds on a busy machine.
+        self.store = Store(self.url, timeout=PATIENCE)
 
     def send(self, task, *arguments, **options):
         """Sends a task with these arguments."""
