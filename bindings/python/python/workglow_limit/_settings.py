@@ -151,6 +151,7 @@ def routed(to: object, url: str) -> Routed:
     """Returns where a request with this URL goes, by what `route` returned for its alternative."""
     if to is None:
         return Routed(url, None, (), {})
+    kind = type(to).__name__
     given: Mapping[object, object] = (
         cast("Mapping[object, object]", to) if isinstance(to, Mapping) else {"base_url": to}
     )
@@ -159,7 +160,7 @@ def routed(to: object, url: str) -> Routed:
         raise TypeError(f"what route returned has {unknown[0]!r}: expected {expected}")
     base, headers = given.get("base_url"), given.get("headers", {})
     if not isinstance(base, str) or not isinstance(headers, Mapping):
-        raise TypeError(f"what route returned is {to!r}: expected {expected}, not {type(to).__name__}")
+        raise TypeError(f"what route returned is {to!r}: expected {expected}, not {kind}")
     fields = cast("Mapping[object, object]", headers)
     for name, value in fields.items():
         if not isinstance(name, str) or not (value is None or isinstance(value, str)):
