@@ -81,7 +81,10 @@ def test_a_forecast_says_when_more_starts_have_begun(url):
 
 
 def test_a_forecast_of_no_number_of_starts_is_refused():
-    for call in NullLimiter().forecast, RateLimiter(Store("memory:"), "jobs", max_executions=10, window_size_in_seconds=1).forecast_async:
+    for call in (
+        NullLimiter().forecast,
+        RateLimiter(Store("memory:"), "jobs", max_executions=10, window_size_in_seconds=1).forecast_async,
+    ):
         for starts in 0, -1, 10**9 + 1, 2**70:
             with pytest.raises(InvalidArgument, match=r"starts is .*: expected a whole number from 1 to 1000000000"):
                 asyncio.run(awaited(call, starts))
