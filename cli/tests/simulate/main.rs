@@ -351,6 +351,7 @@ fn each_part_is_charged_for_itself() {
     let policy = "requests: 9/1s + tokens: 200/1s + tenant: 2/1s + 3 concurrent";
     for callers in [&[][..], &["--wait=2s"], &["--wait"]] {
         let lines = charged(3, 150);
+        // A waiter with units at all parts but no slot once looked ahead again and again at one moment, and this never ended.
         let got = verdicts(policy, &lines, callers);
         let args: Vec<&str> = [policy, "--trace", "-", "--json"].into_iter().chain(callers.iter().copied()).collect();
         let report = simulate(&csv(&lines), &args).json(0);
