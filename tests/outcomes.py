@@ -17,6 +17,7 @@ BLOCKS = [
     r"^(_{3,} .+? _{3,}\n.*?)(?=^_{3,} |^={3,}|\Z)",  # pytest
     r"^(test at .*?)(?=^test at |\Z)",  # node --test, at its end
     r"^(hangs: .*?)^it was ended$",  # hanging.py
+    r"^((?:[^\n]*\n){1,6}\S+: FAILED with exit code -?\d+)$",  # tests/rust.py: also a program that printed nothing of its own
 ]
 # The lines that say what failed where a runner prints no block.
 LINES = r"^(?:test .* FAILED|thread '.*panicked at .*\n.*|FAILED .*|ERROR .*|✖ .*\n.*|not ok .*|.*: FAILED.*|tests/c\S+:\d+: .*|error\b.*)$"

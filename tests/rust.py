@@ -129,6 +129,8 @@ def run(name: str, command: list[str], folder: Path) -> bool:
             f"{name}: {seconds:.0f} s ({cpu:.0f} s of a processor)\n{output.read().decode(errors='replace')}",
             flush=True,
         )
+        if code != 0:
+            print(f"{name}: FAILED with exit code {code}", flush=True)
     return code == 0
 
 
