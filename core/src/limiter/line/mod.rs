@@ -3,7 +3,7 @@
 //! A line does not sleep, spawn or call back. A *driver* does that; `errands.rs` does it for lines that ask a server.
 //! There are three kinds of drivers. An event loop owns a [`Line`] and keeps one timer for it. The blocking threads of a
 //! process share the lines that the limiter keeps for them (see [`Seat`]). The code that feeds the workers of a queue owns a [`Pool`], whose waiters
-//! start elsewhere. `key.rs` holds the common part.
+//! start elsewhere. `key.rs` and the files of `key` hold the common part.
 //!
 //! Only the first waiters hold places: those that can start soon. The others cost memory, and no time. Places are not
 //! tied to waiters: the place that is ready first serves the first waiter that asks for the same, which is a weight, or the

@@ -1,6 +1,7 @@
 //! The waiters of a line whose starts are not in the ledger yet. All starts of a pass are written in one commit.
 
-use super::{KeyLine, Out, Outcome, Pass, Rank, Waiting};
+use super::queue::Waiting;
+use super::{KeyLine, Out, Outcome, Pass, Rank};
 use crate::limiter::Limiter;
 use crate::limiter::begun::take_back;
 use crate::permit::RawPermit;

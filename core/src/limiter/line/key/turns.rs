@@ -1,7 +1,10 @@
 //! The waiters of one key that start elsewhere: each leaves with its place, or with the notice that units are free.
 
-use super::{HeldPlace, KeyLine, LOOK_SOONER, Pass, Rank, Waiter, Waiting, Wanted, jitter};
+use super::held::HeldPlace;
+use super::queue::Waiting;
+use super::{KeyLine, LOOK_SOONER, Pass, Rank, Waiter, Wanted};
 use crate::error::{Error, Result};
+use crate::fork::jitter;
 use crate::limiter::internal::When;
 use crate::limiter::line::pool::Offer;
 use crate::limiter::{Limiter, Reserved};

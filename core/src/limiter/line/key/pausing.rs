@@ -1,0 +1,77 @@
+//! How long a line does not ask after a denial.
+
+use super::{KeyLine, Pass};
+use crate::decision::LOOK_AGAIN;
+use crate::fork::jitter;
+use crate::time::Tick;
+
+/// The interval at which a line checks whether its first place could be sooner, after a raised limit or a `clear`.
+pub(in crate::limiter::line) const LOOK_SOONER: Tick = 250_000;
+
+/// The longest such interval where a server has to be asked.
+pub(super) const LOOK_SOONER_ON_A_SERVER: Tick = 4_000_000;
+
+/// The least time between two such requests.
+pub(super) const ASKS_APART: Tick = 16_000;
+
+/// The longest interval at which an event loop looks whether it has the turn, in ticks.
+const LEAST_OFTEN: Tick = 16_000;
+
+impl KeyLine {
+    /// Returns how long not to ask after a denial.
+    pub(super) fn pause(&mut self, pass: &Pass, after: Tick, is_certain: bool, horizon: Tick) -> Tick {
+        let (has_places, is_shared) = (pass.limiter.has_places(), pass.limiter.is_shared());
+        if let Some((turn, since)) = self.turn.filter(|(turn, _)| !(turn.is_ours() && (has_places || is_certain))) {
+            if pass.is_behind && !turn.is_ours() {
+                return pass.among_keys(LOOK_SOONER);
+            }
+            if is_shared && pass.has_bell {
+                return turn.look_in_by_rank();
+            }
+            // (Tenants pass the turn with each start.)
+            let is_for_long = has_places && (!is_shared || turn.not_before() > 0);
+            if pass.has_bell || is_for_long || turn.idle().is_some() {
+                return pass.among_keys(turn.look_in());
+            }
+            // Nobody calls an event loop. The first two look often, for they are next: a sixteenth of the time that it has
+            // taken so far.
+            let most = if turn.ahead > 1 { LEAST_OFTEN } else { ((pass.now() - since) / 16).clamp(500, LEAST_OFTEN) };
+            return pass.among_keys(jitter(most / 2, most));
+        }
+        if has_places && !self.has_any_distance(is_shared) {
+            let after = if is_certain { after.saturating_sub(horizon) } else { after };
+            return after.clamp(
+                1,
+                match (is_certain, self.places.is_empty()) {
+                    (true, false) if !self.shown.get().is_some() => Tick::MAX,
+                    // No place is held that could be sooner, or others may ask whether this line runs.
+                    (true, true) if pass.limiter.crew().is_some() => {
+                        pass.among_keys((after / 8).clamp(LOOK_SOONER, LOOK_SOONER_ON_A_SERVER))
+                    }
+                    (true, _) => pass.among_keys(LOOK_SOONER),
+                    (false, _) => LOOK_AGAIN.as_micros() as Tick,
+                },
+            );
+        }
+        if is_certain {
+            // Another process may cancel a start of a concurrency limit, or open its gate. (A limiter of the program's own is asked
+            // only when it said.)
+            let may_change = (pass.limiter.limit().is_some() || is_shared) && !has_places;
+            return after.clamp(1, if may_change { pass.among_keys(LOOK_SOONER) } else { Tick::MAX });
+        }
+        self.poll(pass)
+    }
+
+    /// Returns how long not to ask, where another process may complete a start at any time: check soon at first, then less
+    /// often, and never in step with other processes. (A completion in this process wakes the key.)
+    pub(super) fn poll(&mut self, pass: &Pass) -> Tick {
+        self.looks = (self.looks + 1).min(6);
+        let most = pass.among_keys(500 << (self.looks - 1).min(5));
+        jitter(most / 2, most)
+    }
+
+    /// Returns when a wake-up lets the line ask. (One end may wake the lines of all keys.)
+    pub(super) fn soonest_ask(&self, now: Tick) -> Tick {
+        if self.returned > 0 { now.max(self.ask_returned_at) } else { now }
+    }
+}
