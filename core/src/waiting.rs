@@ -33,6 +33,23 @@ static DEFAULT: AtomicU8 = AtomicU8::new(MayWait::UntilTimeout as u8);
 thread_local! {
     static HERE: Cell<Option<MayWait>> = const { Cell::new(None) };
     static SLICE: Cell<Option<Slice>> = const { Cell::new(None) };
+    static IS_IN_LINE: Cell<Option<bool>> = const { Cell::new(None) };
+}
+
+/// As long as it lives, this thread asks limits for waiters, whose lines keep the order. Other calls are denied what a waiter comes
+/// before them for.
+pub(crate) struct InLine {
+    _restore: Restore<bool>,
+}
+
+impl InLine {
+    pub(crate) fn enter() -> InLine {
+        InLine { _restore: Restore::after(&IS_IN_LINE, true) }
+    }
+
+    pub(crate) fn is_here() -> bool {
+        IS_IN_LINE.try_with(Cell::get).unwrap_or(None).is_some()
+    }
 }
 
 /// The part of a longer wait that one call may use.
@@ -94,7 +111,7 @@ impl MayWait {
 
     /// Runs code of users, such as a hook, as outside of any call: how this thread's call may wait does not apply to theirs.
     pub(crate) fn outside<R>(call: impl FnOnce() -> R) -> R {
-        let _restore = (Restore::after(&HERE, None), Restore::after(&SLICE, None));
+        let _restore = (Restore::after(&HERE, None), Restore::after(&SLICE, None), Restore::after(&IS_IN_LINE, None));
         call()
     }
 

@@ -211,10 +211,10 @@ impl<'a> Heads<'a> {
     }
 
     /// Returns whether an entry still shows this head of this process, and nobody skips it.
-    pub fn shows(&self, at: usize, owner: u64, tag: u64) -> bool {
-        self.entries
-            .get(at)
-            .is_some_and(|[cell, _, shown, _]| shown.load(Acquire) == tag && cell.load(Relaxed) == owner)
+    pub fn shows(&self, at: usize, owner: u64, tag: u64, units: u64) -> bool {
+        self.entries.get(at).is_some_and(|[cell, _, shown, wants]| {
+            shown.load(Acquire) == tag && wants.load(Relaxed) == units && cell.load(Relaxed) == owner
+        })
     }
 
     /// Returns whether an entry is this process's.
@@ -440,7 +440,7 @@ mod tests {
         let second = heads.join(7, 2, tag(0, 20), 1).unwrap();
         let head = heads.survey(7, second, 0).least.unwrap();
         heads.skip(head);
-        assert!(!heads.shows(first, 1, head.tag) && heads.is_of(first, 1));
+        assert!(!heads.shows(first, 1, head.tag, head.units) && heads.is_of(first, 1));
         assert_eq!(heads.survey(7, second, 0).ahead, 0);
         heads.skip(head);
         heads.remove(head);
@@ -465,7 +465,7 @@ mod tests {
         let asked = heads.first(7).unwrap();
         assert_eq!((asked.at, asked.is_asked(), asked.unasked()), (first, true, head));
         assert_eq!((heads.survey(7, second, 0).ahead, heads.survey(7, first, 0).ahead), (1, 0));
-        assert!(!heads.shows(first, 1, head.tag), "its line sees that it is asked");
+        assert!(!heads.shows(first, 1, head.tag, head.units), "its line sees that it is asked");
         heads.show(first, head.tag, 3);
         assert_eq!(heads.first(7), Some(head));
         heads.skip(asked);

@@ -91,7 +91,7 @@ fn a_mark_does_not_hit_the_next_head() {
                 heads.ask(judged)
             }
             line.join().unwrap();
-            assert!(heads.shows(at, 1, tag(0, 3)), "a line is marked that runs");
+            assert!(heads.shows(at, 1, tag(0, 3), 1), "a line is marked that runs");
         });
     }
 }
@@ -118,6 +118,6 @@ fn a_dead_entry_is_removed_once_and_its_reuse_is_seen_whole() {
         let whole = [(1, tag(0, 1), 11), (2, tag(0, 2), 22)];
         assert!(seen.is_none_or(|h| whole.contains(&(h.owner, h.tag, h.units))), "{seen:?} is of two lines");
         let at = other.join().unwrap();
-        assert!(heads.is_of(at, 2) && heads.shows(at, 2, tag(0, 2)), "a living line lost its entry");
+        assert!(heads.is_of(at, 2) && heads.shows(at, 2, tag(0, 2), 22), "a living line lost its entry");
     });
 }

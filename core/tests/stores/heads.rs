@@ -9,39 +9,47 @@ use std::time::Duration;
 use workglow_limit::embed::{Joined, Line, Outcome, Waiter};
 use workglow_limit::*;
 
-const fn ms(n: u64) -> Duration {
+pub const fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
 /// Two lines of one limit, as two processes have them, and its slots, all taken.
-struct Bench {
-    clock: ManualClock,
-    _dir: Dir,
-    limiter: Arc<dyn Limiter>,
-    lines: [Line; 3],
-    held: Vec<RawPermit>,
+pub struct Bench {
+    pub clock: ManualClock,
+    dir: Dir,
+    pub limiter: Arc<dyn Limiter>,
+    pub lines: [Line; 3],
+    pub held: Vec<RawPermit>,
 }
 
 impl Bench {
-    fn new(name: &str, max: u64) -> Bench {
+    pub fn new(name: &str, max: u64) -> Bench {
         Bench::with(name, &format!("{max} concurrent"), max)
     }
 
     /// The lines of a limit with this policy, after so many starts.
-    fn with(name: &str, policy: &str, max: u64) -> Bench {
+    pub fn with(name: &str, policy: &str, max: u64) -> Bench {
         let dir = Dir::new(name);
         let clock = ManualClock::new();
         let mut options = StoreOptions::default();
         (options.clock, options.timeout) = (Some(clock.clone()), Duration::from_secs(60));
         let store = Store::with_options(&dir.url(), options).unwrap();
         let limiter = store.limiter("api", policy).unwrap();
+        limiter.open().unwrap();
         let held = (0..max).map(|_| permit_of(limiter.attempt("", 1).unwrap()).unwrap()).collect();
         let lines = std::array::from_fn(|_| Line::new(limiter.clone()));
-        Bench { clock, _dir: dir, limiter, lines, held }
+        Bench { clock, dir, limiter, lines, held }
+    }
+
+    /// The same limit, as another process has it.
+    pub fn elsewhere(&self) -> Arc<dyn Limiter> {
+        let mut options = StoreOptions::default();
+        (options.clock, options.timeout) = (Some(self.clock.clone()), Duration::from_secs(60));
+        Store::with_options(&self.dir.url(), options).unwrap().find("api").unwrap()
     }
 
     /// Adds a waiter, a moment after the last one.
-    fn join(&mut self, line: usize, waiter: Waiter<'_>) -> u64 {
+    pub fn join(&mut self, line: usize, waiter: Waiter<'_>) -> u64 {
         self.clock.advance(Duration::from_micros(1));
         match self.lines[line].join(waiter).unwrap() {
             Joined::Waiting(id) => id,
@@ -50,7 +58,7 @@ impl Bench {
     }
 
     /// The line starts whoever it may.
-    fn advance(&mut self, line: usize) -> Vec<u64> {
+    pub fn advance(&mut self, line: usize) -> Vec<u64> {
         let mut over = Vec::new();
         self.lines[line].wake(None);
         self.lines[line].advance(&mut over);
@@ -66,7 +74,7 @@ impl Bench {
     }
 
     /// A job ends, and the lines look in this order until nobody starts. Returns who started.
-    fn end(&mut self, order: [usize; 3]) -> Vec<(usize, u64)> {
+    pub fn end(&mut self, order: [usize; 3]) -> Vec<(usize, u64)> {
         let permit = self.held.remove(0);
         self.limiter.complete(&permit).unwrap();
         let mut started = Vec::new();
@@ -84,7 +92,7 @@ impl Bench {
 
 impl Bench {
     /// Lets time pass, and the lines do what is due, in this order, until so many have started. Returns who, and when.
-    fn pass_time(&mut self, order: [usize; 3], count: usize) -> Vec<(usize, u64, Duration)> {
+    pub fn pass_time(&mut self, order: [usize; 3], count: usize) -> Vec<(usize, u64, Duration)> {
         let (mut started, mut over) = (Vec::new(), Vec::new());
         while started.len() < count {
             self.clock.advance(ms(1));
@@ -225,6 +233,25 @@ fn a_heavy_start_of_a_line_that_stands_still_holds_nobody_up() {
 }
 
 #[test]
+fn a_heavy_start_that_asked_at_the_same_moment_as_a_light_one_is_not_passed_either() {
+    let mut bench = Bench::new("same-moment", 3);
+    let [light, _heavy] = [1, 3].map(|weight| match bench.lines[0].join(Waiter::new("", weight)).unwrap() {
+        Joined::Waiting(id) => id,
+        Joined::Done(outcome) => panic!("{outcome:?}"),
+    });
+    bench.join(1, Waiter::new("", 1));
+    bench.lines[0].leave(light);
+    let ended = bench.held.remove(0);
+    bench.limiter.complete(&ended).unwrap();
+    let mut over = Vec::new();
+    for _ in 0..1_000 {
+        bench.clock.advance(ms(1));
+        [1, 0].into_iter().for_each(|line| _ = bench.lines[line].advance(&mut over));
+        assert_eq!(over, [], "its line looks, and its units are not free");
+    }
+}
+
+#[test]
 fn a_heavy_start_of_a_line_that_stands_still_holds_nobody_up_at_a_rate() {
     let mut bench = Bench::with("heavy-rate", "3/1m", 3);
     let asked = [(2, 1), (2, 1), (0, 3), (1, 1)].map(|(line, weight)| {
@@ -253,7 +280,7 @@ fn assert_passed_when_it_stands_still(bench: &mut Bench, next: u64) {
     assert!(at < stopped + ms(1_000), "{:?}", at - stopped);
 }
 
-fn permit_of(attempt: Attempt) -> Option<RawPermit> {
+pub fn permit_of(attempt: Attempt) -> Option<RawPermit> {
     if let Attempt::Admitted(permit) = attempt { Some(permit) } else { None }
 }
 

@@ -20,6 +20,7 @@ mod forgotten;
 mod heads;
 mod identity;
 #[cfg(feature = "fault-points")]
+mod overtaking;
 mod pairs;
 mod processes;
 #[cfg(feature = "fault-points")]

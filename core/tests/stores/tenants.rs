@@ -633,3 +633,24 @@ fn a_tenant_whose_process_is_killed_is_in_nobodys_way() {
         wait_until("all is free", || limiter.attempt("bolt", 1).is_ok_and(|answer| admitted(answer).is_some()));
     }
 }
+
+/// Each had 33 KB of its own once, for ever.
+#[test]
+fn limits_that_are_forgotten_leave_their_space_to_others() {
+    let (dir, mut options) = (Dir::in_memory("forgotten-tenants"), StoreOptions::default());
+    (options.max_size, options.timeout) = (Some(1 << 20), Duration::from_secs(60));
+    let store = Store::with_options(&dir.url(), options).unwrap();
+    for round in 0..150 {
+        // (If it is of another kind than the last one, it is another limit.)
+        let policies = ["1 concurrent shared", "1/1h shared"];
+        let limiter = store.limiter("api", policies[round % 2]).unwrap();
+        assert!(admitted(limiter.attempt("a", 1).unwrap()).is_some(), "round {round}");
+        let mut line = Line::new(limiter.clone());
+        assert!(matches!(line.join(Waiter::new("b", 1)).unwrap(), Joined::Waiting(_)));
+        // What the first one's tenants have had, and who waited, is not known to the next one.
+        if round % 3 == 0 {
+            drop(line);
+        }
+        store.forget("api").unwrap();
+    }
+}

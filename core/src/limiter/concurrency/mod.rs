@@ -4,7 +4,7 @@ mod renewal;
 mod served;
 
 use super::internal::{Awaited, Base, Behind, Nested, Quiet};
-use super::line::{Claim, First, LineTurn, Lines, Room, Shown, Terms, calls_of, is_awaited, units_before};
+use super::line::{Claim, First, LineTurn, Lines, Passers, Room, Shown, Terms, calls_of, is_awaited, units_before};
 use super::shared::{Bell, Shareable};
 use super::{Attempt, Limiter, Places, Presented, foreign, unsupported};
 use crate::algorithm::leases::{Lease, Leases, NEVER};
@@ -43,6 +43,7 @@ pub struct ConcurrencyLimiter {
     limit: Arc<Limit>,
     /// The starts that this process recorded without a permit and has not ended, where a server counts.
     running: PerProcess<HashMap<Hash, VecDeque<Lease>>>,
+    passers: Passers,
 }
 
 impl ConcurrencyLimiter {
@@ -92,7 +93,8 @@ impl ConcurrencyLimiter {
     }
 
     pub(crate) fn of(limit: Limit) -> Self {
-        ConcurrencyLimiter { base: Base::new(limit.name().clone()), limit: limit.into(), running: PerProcess::new() }
+        let (base, running) = (Base::new(limit.name().clone()), PerProcess::new());
+        ConcurrencyLimiter { base, limit: limit.into(), running, passers: Passers::default() }
     }
 
     /// Attaches the limit that is declared under a name. It must be declared at the first use.
@@ -216,6 +218,18 @@ impl ConcurrencyLimiter {
         }
         let after = Self::retry_after(found, leases, units.min(found.table.capacity))?;
         Ok(Room::NotBefore(if Self::is_certain(found, after) { time::patience_ticks(after) } else { 0 }))
+    }
+
+    /// Returns when a start that does not wait may be retried, if waiters come before it.
+    fn behind_waiters(&self, found: &Key, leases: &Leases, weight: u64) -> Result<Option<Duration>, Blocked> {
+        let max = found.table.capacity;
+        let room = |units| self.room(found, leases, units);
+        let before = self.passers.units_before(found, weight, room, |at| Self::call(leases, at))?;
+        let Some(before) = before else { return Ok(None) };
+        policy::check_weight(self.limit.name(), weight, max)?;
+        let after = Self::retry_after(found, leases, before.saturating_add(weight).min(max))?;
+        // Who waits may be about to start.
+        Ok(Some(after.max(LOOK_AGAIN)))
     }
 
     fn with_leases<R>(&self, key: &str, f: impl Fn(&Key, &Leases) -> Result<R, Blocked>) -> Result<R> {
@@ -400,6 +414,10 @@ impl Quiet for ConcurrencyLimiter {
                     }
                     return Ok(permit.map_or_else(|| Attempt::Denied(seen.retry_after()), Attempt::Admitted));
                 }
+                if let Some(after) = self.behind_waiters(found, leases, weight)? {
+                    found.decided(DENIED, weight);
+                    return Ok(Attempt::Denied(after));
+                }
                 Ok(match self.take(found, leases, weight)? {
                     Some(lease) => {
                         found.decided(ADMITTED, weight);
@@ -427,8 +445,13 @@ impl Quiet for ConcurrencyLimiter {
                     return self.decide_on_server(found, weight);
                 }
                 Self::expire(found, leases)?;
-                let lease = self.take(found, leases, weight)?;
-                let retry_after = if lease.is_some() { None } else { Some(Self::retry_after(found, leases, weight)?) };
+                let behind = self.behind_waiters(found, leases, weight)?;
+                let lease = if behind.is_some() { None } else { self.take(found, leases, weight)? };
+                let retry_after = match (behind, lease) {
+                    (None, Some(_)) => None,
+                    (Some(after), _) => Some(after),
+                    (None, None) => Some(Self::retry_after(found, leases, weight)?),
+                };
                 let now = found.home().clock.now().floor;
                 let permit = lease.map(|lease| self.permit(found, lease));
                 found.decided(if permit.is_some() { ADMITTED } else { DENIED }, weight);
@@ -460,8 +483,12 @@ impl Quiet for ConcurrencyLimiter {
                     self.reclaim(found, &leases)?;
                     live = leases.live()?;
                 }
+                let behind = if weight > 0 { self.behind_waiters(found, &leases, weight)? } else { None };
                 let is_denied = gate > now || live + weight > max;
-                let retry_after = if is_denied { Some(Self::retry_after(found, &leases, weight)?) } else { None };
+                let retry_after = match behind {
+                    None if is_denied => Some(Self::retry_after(found, &leases, weight)?),
+                    behind => behind,
+                };
                 Ok(self.decision(table, gate, now, live, retry_after))
             })
         };

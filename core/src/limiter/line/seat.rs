@@ -16,7 +16,7 @@ use crate::limiter::events::{Call, reporting_errors};
 use crate::limiter::{Attempt, Limiter};
 use crate::permit::RawPermit;
 use crate::time::{Clock, Tick, from_ticks};
-use crate::waiting::MayWait;
+use crate::waiting::{InLine, MayWait};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -170,6 +170,7 @@ impl Seat {
         if !matches!(self.place, State::New(None)) || limiter.base().seats.is_used(&self.key) {
             return Ok(None);
         }
+        let _in_line = InLine::enter();
         let claim = || limiter.claim(&self.key, self.weight, Terms::now(self.grace, self.timeout, self.share)?);
         let (place, started) = match reporting_errors(limiter, &self.key, self.weight, claim) {
             Ok(Claim::Started(permit)) => (State::Over, Some(permit)),
@@ -348,7 +349,7 @@ impl SharedLine {
             // Read before anything is asked: a later completion rings once more.
             self.bell = pass.limiter.read_bell(pass.key);
             let mut out = Out::new();
-            let pass = &Pass { has_bell: self.bell.is_some(), ..*pass };
+            let pass = &Pass { has_bell: self.bell.is_some(), _in_line: InLine::enter(), ..*pass };
             self.line.advance(pass, &mut out);
             self.line.write_taken(pass, &mut out);
             self.publish(out);
@@ -392,7 +393,7 @@ fn at_once(limiter: &dyn Limiter, waiter: &Waiter) -> Result<Result<Option<Claim
     if limiter.base().seats.is_used(key) {
         return Ok(Ok(None));
     }
-    let terms = Terms::now(grace, timeout, share)?;
+    let (terms, _in_line) = (Terms::now(grace, timeout, share)?, InLine::enter());
     // (With a manual clock, no time passes while the store answers.)
     let timeout = timeout.filter(|_| limiter.manual_clock().is_none());
     let most = timeout.map_or(Duration::MAX, |timeout| timeout.max(SLICE));

@@ -5,12 +5,15 @@
 //! answer when it is asked. Then it is skipped until it shows itself again.
 
 use crate::algorithm::heads::{Head, Heads, Survey, tag};
+use crate::fork::PerProcess;
 use crate::hash::Hash;
 use crate::limiter::line::key::LOOK_SOONER;
 use crate::policy::Share;
 use crate::state::{Blocked, Key, Limit, LimitAt, name_of};
 use crate::time::Tick;
+use crate::waiting::InLine;
 use std::cell::Cell;
+use std::collections::HashMap;
 
 /// For how long units are free for a head before it is skipped, in ticks.
 const IS_STOPPED: Tick = 50_000;
@@ -25,6 +28,9 @@ const LOOK: Tick = 20_000;
 
 /// A waiter with a shorter timeout would not notice that the head does not run.
 pub(super) const NOTICES: Tick = IS_STOPPED + LOOK;
+
+/// How many lines calls that do not wait watch at the same time.
+const MOST_WATCHED: usize = 1_024;
 
 /// Lines for a rate whose first waiters asked within so many ticks take places together. Otherwise two lines whose waiters
 /// alternate would pass the turn for each single start, and wait for the next look each time.
@@ -156,6 +162,7 @@ struct Entry {
     hash: Hash,
     at: usize,
     tag: u64,
+    units: u64,
     /// Kept, because a shift that is computed ahead looks to memory checkers as if it used what is not there.
     calls: u32,
 }
@@ -213,7 +220,9 @@ impl Shown {
 
     /// Returns whether it shows another waiter than this one.
     pub(super) fn is_changed(&self, first: Option<First>) -> bool {
-        self.entry.is_some_and(|entry| first.is_none_or(|first| entry.tag != tag(first.priority, first.since)))
+        self.entry.is_some_and(|entry| {
+            first.is_none_or(|first| (entry.tag, entry.units) != (tag(first.priority, first.since), first.units))
+        })
     }
 
     /// Shows the first waiter, and returns where that is. `None`: there is no such line. `room` returns whether so many units
@@ -391,7 +400,7 @@ impl Shown {
         let kept = self.entry.filter(|entry| entry.is_in(found, name) && heads.is_of(entry.at, member));
         let at = match kept {
             Some(entry) => {
-                if !heads.shows(entry.at, member, tag) {
+                if !heads.shows(entry.at, member, tag, units) {
                     heads.show(entry.at, tag, units);
                 }
                 entry.at
@@ -403,7 +412,8 @@ impl Shown {
         };
         let instance = found.home().instance;
         let limit = heads.shares().map(|_| found.limit());
-        self.entry = Some(Entry { instance, member, limit, name, hash: found.hash, at, tag, calls: calls_of(at) });
+        self.entry =
+            Some(Entry { instance, member, limit, name, hash: found.hash, at, tag, units, calls: calls_of(at) });
         Some(at)
     }
 
@@ -423,6 +433,41 @@ impl Entry {
     /// The same, and of this limit and key.
     fn is_in(&self, found: &Key, name: u64) -> bool {
         self.is_valid(found) && (self.name, self.hash) == (name, found.hash)
+    }
+}
+
+/// What calls that do not wait have seen of the lines that come before them, by the lines' names. So they skip a process that does
+/// not run, as lines do.
+#[derive(Debug, Default)]
+pub(crate) struct Passers(PerProcess<HashMap<u64, Shown>>);
+
+impl Passers {
+    /// Returns what the waiters want to start that come before a start of this weight now, which does not wait, and who are not
+    /// known to be dead or stopped. `None`: there are none.
+    pub(crate) fn units_before(
+        &self,
+        found: &Key,
+        weight: u64,
+        room: impl Fn(u64) -> Result<Room, Blocked>,
+        call: impl Fn(usize),
+    ) -> Result<Option<u64>, Blocked> {
+        if !found.home().is_lane() || InLine::is_here() {
+            return Ok(None);
+        }
+        let (lines, now) = (Lines::of(found, 0), found.home().clock.now().floor);
+        if !lines.heads.may_wait(lines.name) {
+            return Ok(None);
+        }
+        let mut seen = self.0.lock().remove(&lines.name).unwrap_or_default();
+        if seen.who_is_before(found, lines, (tag(0, now), weight), room, call)?.is_none() {
+            return Ok(None);
+        }
+        let mut all = self.0.lock();
+        if all.len() >= MOST_WATCHED {
+            all.clear();
+        }
+        all.insert(lines.name, seen);
+        Ok(Some(lines.units_before(found)))
     }
 }
 

@@ -210,6 +210,8 @@ impl Timed {
         }
         if answer.taken.is_some() {
             self.reset_backoff(&found);
+        } else if found.may_be_awaited() {
+            return self.start_later(key, weight, None);
         }
         Ok(self.reply(&found, weight, &answer, view))
     }
@@ -228,6 +230,13 @@ impl Timed {
         };
         let start = |found: &Key| {
             let mut view = View::default();
+            if let Some(after) = self.behind_waiters(found, weight)? {
+                let (now, ask) =
+                    (found.home().clock.now(), Ask::now(found.table.windows.as_slice(), weight, found.gate));
+                let view = behind(found.cells().view(&ask, || now)?, after);
+                let answer = Answer { now, ready: view.ready, taken: None };
+                return Ok(self.reply(found, weight, &answer, view));
+            }
             let ask = Ask::now(found.table.windows.as_slice(), weight, found.gate);
             let answer = self.take_shared::<FULL>(found, &ask, false, &mut view)?;
             if FULL && answer.taken.is_some() && found.table.is_adaptive && !self.limit.is_served() {
@@ -333,7 +342,9 @@ impl Timed {
 
     pub(super) fn do_peek(&self, key: &str, weight: u64) -> Result<Decision> {
         // (Weight 0 is allowed here.)
-        if let Some(found) = self.limit.is_bound().and_then(|bound| bound.find_at_once(key, weight.max(1))) {
+        if let Some(found) = self.limit.is_bound().and_then(|bound| bound.find_at_once(key, weight.max(1)))
+            && !found.may_be_awaited()
+        {
             let view = |ask: &Ask| Ok(found.view_at_once(ask)?);
             let seen = self.peek_on(found.home(), found.table, Some(found.backoff()), (weight, found.gate), view);
             if let Ok(seen) = seen {
@@ -356,6 +367,8 @@ impl Timed {
     fn peek_later(&self, key: &str, weight: u64) -> Result<Decision> {
         let seen = self.limit.look(key, |home, table, found, gate| {
             let level = found.map(Key::backoff);
+            let waits =
+                found.filter(|_| weight > 0).map(|found| self.behind_waiters(found, weight)).transpose()?.flatten();
             self.peek_on(home, table, level, (weight, gate), |ask| match self.limit.is_served() {
                 true => match found.filter(|_| Self::is_granted(table)) {
                     Some(found) => self.view_granted(found, weight),
@@ -363,7 +376,8 @@ impl Timed {
                 },
                 false => {
                     let cells = found.map_or_else(|| home.untouched(table), Key::cells);
-                    Ok(cells.view(ask, || home.clock.now())?)
+                    let view = cells.view(ask, || home.clock.now())?;
+                    Ok(waits.map_or(view, |after| behind(view, after)))
                 }
             })
         })?;
@@ -395,4 +409,9 @@ impl Timed {
         };
         Ok(Seen { view, capacity: table.capacity, admitted, backoff })
     }
+}
+
+/// What a key that is waited for looks like to a start that comes after the waiters.
+fn behind(view: View, after: Tick) -> View {
+    View { ready: view.ready.max(view.now.saturating_add(after)), remaining: 0, ..view }
 }

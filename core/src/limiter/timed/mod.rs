@@ -11,7 +11,7 @@ mod served;
 mod text;
 
 use super::internal::Base;
-use super::line::Room;
+use super::line::{Passers, Room};
 use super::shared::{Bell, Shareable};
 use super::{Presented, foreign};
 use crate::algorithm::log::{Answer, Ask, StartId, View};
@@ -31,6 +31,7 @@ pub struct Timed {
     pub(super) limit: Limit,
     /// The starts without a permit that this process recorded and that have not ended, where that matters.
     running: PerProcess<HashMap<Hash, VecDeque<(u64, Tick)>>>,
+    passers: Passers,
 }
 
 /// A limiter that is a [`Timed`] limit in a store.
@@ -71,7 +72,8 @@ impl Timed {
     }
 
     pub(crate) fn of(limit: Limit) -> Timed {
-        Timed { base: Base::new(limit.name().clone()), limit, running: PerProcess::new() }
+        let (base, running) = (Base::new(limit.name().clone()), PerProcess::new());
+        Timed { base, limit, running, passers: Passers::default() }
     }
 
     /// Returns when a place is ready.

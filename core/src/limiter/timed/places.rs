@@ -77,6 +77,9 @@ impl Timed {
             let room = |units| Self::room(found, units, 0);
             let turn = own.look(found, Lines::of(found, near), first, room, |_| ());
             shown.set(own);
+            if own.is_some() {
+                found.its_block().await_key();
+            }
             turn
         })
     }
@@ -85,6 +88,24 @@ impl Timed {
         Shown::show_next(shown, &self.limit, |own, found| {
             own.change(found, Lines::of(found, NEAR), first, |units| Self::room(found, units, 0), |_| ())
         });
+    }
+
+    /// Returns the least time after which a start that does not wait may be retried, if waiters come before it.
+    pub(super) fn behind_waiters(&self, found: &Key, weight: u64) -> Result<Option<Tick>, Blocked> {
+        if found.table.policy.has_queue() {
+            return Ok(None);
+        }
+        let room = |units| Self::room(found, units, 0);
+        let Some(before) = self.passers.units_before(found, weight, room, |_| ())? else {
+            if !is_awaited(found) {
+                found.its_block().await_key_no_more(|| is_awaited(found));
+            }
+            return Ok(None);
+        };
+        policy::check_weight(self.limit.name(), weight, found.table.capacity)?;
+        let all = before.saturating_add(weight);
+        let least = LOOK_AGAIN.as_micros() as Tick;
+        Ok(Some(Self::left(found, all)?.max(found.table.policy.soonest(all)).max(least)))
     }
 
     /// Returns whether so many units could start so long from now. Lines take places before that: see `HORIZON`.

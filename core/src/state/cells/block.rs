@@ -78,10 +78,42 @@ impl<'h> BlockCells<'h> {
         hash_in(self.head())
     }
 
-    /// The gate of its key.
-    #[inline(always)]
-    pub fn gate(self) -> &'h AtomicU64 {
-        self.word(key_word::GATE)
+    /// The gate of its key: until when it is closed.
+    pub fn gate(self) -> Tick {
+        self.word(key_word::GATE).load(Acquire) & !key_word::IS_AWAITED
+    }
+
+    /// Closes the gate of its key until then, or longer.
+    pub(in crate::state) fn close_gate(self, until: Tick) {
+        let close = |word: u64| Some(word & key_word::IS_AWAITED | (word & !key_word::IS_AWAITED).max(until));
+        let _ = self.word(key_word::GATE).fetch_update(AcqRel, Acquire, close);
+    }
+
+    /// Opens it.
+    pub(in crate::state) fn open_gate(self) {
+        self.word(key_word::GATE).fetch_and(key_word::IS_AWAITED, AcqRel);
+    }
+
+    /// Notes for all callers that somebody waits for its key. (It may get lost if the block is written elsewhere at this moment.
+    /// So each line notes it again when it looks.)
+    pub fn await_key(self) {
+        let word = self.word(key_word::GATE);
+        // `Heads::show` had a fence: either this load sees that another has removed the mark, or that one sees the head.
+        if word.load(Acquire) & key_word::IS_AWAITED == 0 {
+            word.fetch_or(key_word::IS_AWAITED, AcqRel);
+        }
+    }
+
+    /// Removes that note, unless it turns out that somebody waits, who may have found the note there.
+    pub fn await_key_no_more(self, is_awaited: impl Fn() -> bool) {
+        let word = self.word(key_word::GATE);
+        if word.load(Acquire) & key_word::IS_AWAITED != 0 {
+            word.fetch_and(!key_word::IS_AWAITED, AcqRel);
+            // (`Heads::first` has the other fence.)
+            if is_awaited() {
+                word.fetch_or(key_word::IS_AWAITED, AcqRel);
+            }
+        }
     }
 
     /// Returns whether it has no cells: see `keyed.rs`.
@@ -148,7 +180,7 @@ impl<'h> BlockCells<'h> {
     pub(in crate::state) fn is_gated(self, table: &Table, now: Tick) -> bool {
         let has_level = matches!(table.policy.0, Shape::Rate(..)) && self.word(key_word::BACKOFF).load(Acquire) != 0;
         let limit = || self.home.limit(self.home.of(table).limit());
-        self.gate().load(Acquire) > now || has_level && limit().gate().load(Acquire) > now
+        self.gate() > now || has_level && limit().gate().load(Acquire) > now
     }
 
     /// Publishes a block that was closed and rewritten, with the result of [`Cells::write`].
@@ -327,7 +359,7 @@ pub(super) fn table_in(head: &Head) -> TableAt {
     TableAt::new(head[key_word::TABLE as usize].load(Acquire))
 }
 
-/// The gate of a key.
+/// The gate of a key, with its mark.
 #[inline(always)]
 pub(in crate::state) fn gate_in(head: &Head) -> Tick {
     head[key_word::GATE as usize].load(Acquire)

@@ -3,7 +3,7 @@
 //! A limit that tenants share has its own, in a store of one process, too: its tenants wait in lines of their own.
 
 use super::home::Home;
-use super::layout::{HEADS, LimitAt, limit_word};
+use super::layout::{At, FREE_TENANTS, HEADS, LimitAt, limit_word};
 use super::locked::Locked;
 use crate::algorithm::heads::Heads;
 use crate::algorithm::shares::{SLOT_WORDS, Shares};
@@ -40,11 +40,27 @@ pub(crate) struct Tenants<'a> {
 }
 
 impl Locked<'_> {
-    /// Allocates the words of a new limit that tenants share.
+    /// Gives a new limit the words that its tenants need: those of a limit that was forgotten, or new ones.
     pub(in crate::state) fn start_tenants(&self, limit: LimitAt) -> Result<()> {
-        let at = self.allocate::<()>(WORDS)?;
+        let used = self.take_free::<()>(FREE_TENANTS);
+        if let Some(used) = used {
+            self.arena.words(used.offset(), WORDS).iter().for_each(|word| word.store(0, Release));
+        }
+        let at = used.map_or_else(|| self.allocate(WORDS), Ok)?;
         self.arena.word(limit + limit_word::TENANTS).store(at.offset(), Release);
         Ok(())
+    }
+}
+
+impl Locked<'_> {
+    /// Keeps the words of a limit that is forgotten for another one. (A line of its that is late shows a waiter in the other
+    /// limit's table. That costs order, or 50 ms, as any wrong word there.)
+    pub(in crate::state) fn end_tenants(&self, limit: LimitAt) {
+        // Whoever dies after this leaves the words unused.
+        let at = self.arena.word(limit + limit_word::TENANTS).swap(0, AcqRel);
+        if at >= HEADER_WORDS && self.arena.get(at, WORDS).is_some() {
+            self.set_free(FREE_TENANTS, At::<()>::new(at));
+        }
     }
 }
 

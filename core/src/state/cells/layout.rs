@@ -63,6 +63,9 @@ pub(in crate::state) const STUBS: u64 = 63;
 /// directories.
 pub(in crate::state) const FREE_SEGMENTS: u64 = FREE_KEYS + 64;
 
+/// The list, among these, of the words of forgotten limits that tenants shared. (No segment is so large.)
+pub(in crate::state) const FREE_TENANTS: u64 = 31;
+
 /// Counts lives and eras.
 pub(super) const NEXT_NUMBER: u64 = FREE_SEGMENTS + 64;
 
@@ -245,6 +248,9 @@ pub(in crate::state) mod key_word {
     pub const TABLE: u64 = 2;
     pub const NEXT: u64 = 2;
     pub const GATE: u64 = 3;
+    /// Set in the word of the gate while the lines of all processes may show a waiter for this key. So the gate of a key that is
+    /// waited for is in the future, and a decision on a start now learns that without a further load.
+    pub const IS_AWAITED: u64 = 1 << 63;
     pub const CLEARED: u64 = 4;
     /// The same word in windows of the clock: see `counter::Past`.
     pub const BEGUN: u64 = 4;

@@ -120,7 +120,7 @@ impl Bound {
             let own = home.of(table).own_of(key);
             self.check_own(table, own.as_ref(), or_before)?;
             let table = own.as_ref().unwrap_or(table);
-            f(&self.key(table, key, home.block(key.at).words(table)))
+            f(&self.key(table, key, home.block(key.at).words(table)).with_gate_alone())
         };
         tried().map_err(|blocked| Stuck { bound: self, blocked, table: table.at })
     }

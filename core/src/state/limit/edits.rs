@@ -97,7 +97,7 @@ impl Limit {
         // Without the lock, the block could pass to another key before its gate is written.
         self.with_table(|home, _, table| {
             let found = home.find_or_add_locked(table, home.hash(b'k', key), key, &[])?;
-            home.block(found.at).gate().fetch_max(until, AcqRel);
+            home.block(found.at).close_gate(until);
             Ok(())
         })
     }
@@ -121,7 +121,7 @@ impl Limit {
                     home.replace(limit, table.policy, true)?;
                 }
                 Some((hash, Ok(Some(found)))) => {
-                    home.block(found.at).gate().store(0, Release);
+                    home.block(found.at).open_gate();
                     let nothing = |history: &mut History| *history = History { end: history.end, ..History::default() };
                     home.block(home.rewrite(table, hash, nothing)?).forget_habits(home);
                 }

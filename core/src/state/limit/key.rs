@@ -13,7 +13,7 @@ use crate::algorithm::{Algorithm, Sealed};
 use crate::atomic::*;
 use crate::hash::Hash;
 use crate::policy::Shape;
-use crate::state::cells::block::{Block, Head, grants, meter, slices};
+use crate::state::cells::block::{Block, BlockCells, Head, grants, meter, slices};
 use crate::state::cells::heads::Tenants;
 use crate::state::cells::home::{AtOnce, Blocked, Found, Home, KeyAt, Table};
 use crate::state::cells::layout::{LimitAt, key_word};
@@ -36,7 +36,8 @@ pub(crate) struct Key<'a> {
     pub hash: Hash,
     /// Whether it is the key "".
     pub is_empty: bool,
-    /// No start happens before this time: the later of the key's own gate and the gate of all keys.
+    /// No start happens before this time: the later of the key's own gate and the gate of all keys. Of a key that was found at
+    /// once, it may be [marked](Key::may_be_awaited).
     pub gate: u64,
 }
 
@@ -64,6 +65,23 @@ impl<'a> Key<'a> {
     #[inline(always)]
     pub fn counts(&self) -> &'a Counts {
         &self.bound.counts
+    }
+
+    /// Returns whether the gate is marked, because somebody may wait for the key. Then a start now is denied, for another reason.
+    #[inline(always)]
+    pub fn may_be_awaited(&self) -> bool {
+        self.gate & key_word::IS_AWAITED != 0
+    }
+
+    /// The same key with its gate, whoever waits.
+    #[inline(always)]
+    pub(super) fn with_gate_alone(self) -> Key<'a> {
+        Key { gate: self.gate & !key_word::IS_AWAITED, ..self }
+    }
+
+    /// Its block.
+    pub fn its_block(&self) -> BlockCells<'a> {
+        self.home().block(self.key.at)
     }
 
     /// Pairs the key with the reason why it is stuck.

@@ -492,7 +492,7 @@ impl Limit {
                     own = home.of(table).own_of(key);
                     bound.check_own(table, own.as_ref(), or_before)?;
                     let table = own.as_ref().unwrap_or(table);
-                    let found = bound.key(table, key, home.block(key.at).words(table));
+                    let found = bound.key(table, key, home.block(key.at).words(table)).with_gate_alone();
                     f(home, table, Some(&found), found.gate)
                 });
                 match answer {

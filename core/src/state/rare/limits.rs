@@ -78,6 +78,7 @@ impl Locked<'_> {
         // The database may know its number again: if an older copy replaces it. Another limit has the name by now.
         self.limit(limit).word(limit_word::ID).store(0, Release);
         self.take_name(limit);
+        self.end_tenants(limit);
         self.replace(limit, self.limit(limit).table().policy, true)
     }
 

@@ -477,14 +477,14 @@ impl Locked<'_> {
         }
     }
 
-    /// Puts a segment or directory into a list of free ones.
-    fn set_free<Words: Copy>(&self, list: u64, at: At<Words>) {
+    /// Puts a segment, a directory or other words into a list of free ones.
+    pub(in crate::state) fn set_free<Words: Copy>(&self, list: u64, at: At<Words>) {
         let first = self.arena.word(FREE_SEGMENTS + list);
         self.arena.word(at + index_word::NEXT).store(first.load(Acquire), Release);
         first.store(at.offset(), Release);
     }
 
-    fn take_free<Words: Copy>(&self, list: u64) -> Option<At<Words>> {
+    pub(in crate::state) fn take_free<Words: Copy>(&self, list: u64) -> Option<At<Words>> {
         let first = self.arena.word(FREE_SEGMENTS + list);
         At::some(first.load(Acquire)).inspect(|at| {
             first.store(self.arena.word(*at + index_word::NEXT).load(Acquire), Release);

@@ -95,7 +95,7 @@ impl KeyReading {
     }
 
     fn retry_after(&self, home: &Home, gate: Tick) -> Duration {
-        let gate = gate.max(home.block(self.at.at).gate().load(Acquire));
+        let gate = gate.max(home.block(self.at.at).gate());
         match home.cells(&self.table, self.at) {
             Cells::Leases(leases) => home.wait_for_units(&self.table, &leases, 1, gate).unwrap_or(LOOK_AGAIN),
             cells => {
@@ -303,7 +303,7 @@ impl Index<'_, '_> {
             overriding: is_own.then_some(seen.table.policy),
             usage: shown(&seen.table.policy, &seen.usage),
             retry_after: seen.retry_after(self.home, gate),
-            paused_for: until(self.home, block.gate().load(Acquire)),
+            paused_for: until(self.home, block.gate()),
             stats: seen.stats,
         }
     }
@@ -350,7 +350,7 @@ impl LimitCells<'_> {
             // They have no budgets of their own.
             all.clear();
         }
-        let is_closed = |seen: &KeyReading| !until(home, home.block(seen.at.at).gate().load(Acquire)).is_zero();
+        let is_closed = |seen: &KeyReading| !until(home, home.block(seen.at.at).gate()).is_zero();
         let is_hot = |seen: &&KeyReading| seen.total() > 0 || seen.table.at != table.at || is_closed(seen);
         let is_sought = |seen: &&KeyReading| Some(seen.hash) == sought;
         let hot = all.iter().take(most_shown).filter(is_hot).chain(all.iter().skip(most_shown).filter(is_sought));

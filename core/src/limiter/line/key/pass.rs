@@ -6,6 +6,7 @@ use crate::limiter::Limiter;
 use crate::limiter::line::{is_over, slice};
 use crate::permit::RawPermit;
 use crate::time::{Clock, Tick, from_ticks, patience_ticks};
+use crate::waiting::InLine;
 use std::time::{Duration, Instant};
 
 /// For how many keys a driver checks as often as for one: all of them are some 25,000 checks a second.
@@ -33,13 +34,16 @@ pub(in crate::limiter::line) struct Pass<'a> {
     pub is_behind: bool,
     /// The number of outcomes after which the pass ends. The next pass, which is due immediately, does the rest.
     pub most: usize,
+    /// What a line asks for is in the order of lines already.
+    pub _in_line: InLine,
 }
 
 impl<'a> Pass<'a> {
     pub fn new(limiter: &'a dyn Limiter, key: &'a str, clock: &'a Clock) -> Pass<'a> {
         let slice = slice(limiter);
         let began = Instant::now();
-        Pass { limiter, key, clock, began, slice, keys: 1, has_bell: false, is_behind: false, most: usize::MAX }
+        let (keys, most, _in_line) = (1, usize::MAX, InLine::enter());
+        Pass { limiter, key, clock, began, slice, keys, has_bell: false, is_behind: false, most, _in_line }
     }
 
     pub(super) fn now(&self) -> Tick {
