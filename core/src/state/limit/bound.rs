@@ -211,11 +211,17 @@ impl Bound {
         debug_assert_eq!(words.len() as u64, key_word::RING + table.ring);
         // (4)
         let mut key = Key { bound: self, table, key, words, hash: Hash([0; 2]), is_empty: false, gate: 0 };
-        // SAFETY: the words of a store stay in place for as long as the home lives.
-        key.gate = unsafe { &*self.gate }.load(Acquire).max(gate_in(key.head()));
+        key.gate = self.gate_of_all().max(gate_in(key.head()));
         key.hash = hash_in(key.head());
         key.is_empty = self.counts.is_of_no_key(key.hash);
         key
+    }
+
+    /// The gate of all keys.
+    #[inline(always)]
+    pub(super) fn gate_of_all(&self) -> u64 {
+        // SAFETY: the words of a store stay in place for as long as the home lives.
+        unsafe { &*self.gate }.load(Acquire)
     }
 
     /// The limit's current table.

@@ -76,7 +76,11 @@ impl<'a> Key<'a> {
     /// The same key with its gate, whoever waits.
     #[inline(always)]
     pub(super) fn with_gate_alone(self) -> Key<'a> {
-        Key { gate: self.gate & !key_word::IS_AWAITED, ..self }
+        if !self.may_be_awaited() {
+            return self;
+        }
+        // The mark is later than any gate, so it has hidden that of all keys.
+        Key { gate: self.bound.gate_of_all().max(self.gate & !key_word::IS_AWAITED), ..self }
     }
 
     /// Its block.
