@@ -970,7 +970,7 @@ impl Algorithm for Log<'_> {
 
 #[cfg(all(test, model))]
 #[path = "log_models.rs"]
-mod models;
+pub(crate) mod models;
 #[cfg(all(test, not(model)))]
 #[path = "log_tests.rs"]
 mod tests;
