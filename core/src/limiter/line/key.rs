@@ -54,6 +54,9 @@ const KEYS_AT_FULL_RATE_ON_A_SERVER: usize = 16;
 /// The longest interval at which an event loop looks whether it has the turn, in ticks.
 const LEAST_OFTEN: Tick = 16_000;
 
+/// For how long a line looks so often after it was overtaken by joint starts, in ticks.
+const OVERTAKEN: Tick = 1_000_000;
+
 /// A waiter whose place would be sooner by less than this keeps its place.
 const WORTH_MOVING: Tick = 50_000;
 
@@ -192,6 +195,11 @@ pub(super) struct KeyLine {
     shown: Cell<Shown>,
     /// Where it was among them at the last look, and since when so far from the turn.
     turn: Option<(LineTurn, Tick)>,
+    /// [`Awaited::position`](crate::limiter::internal::Awaited::position) when it had the turn and its units were too far
+    /// ahead; for which units.
+    position: Option<(u64, Wanted)>,
+    /// When it last found that others had taken places beyond, and for how many units of its waiters it may do so too.
+    overtaken: (Tick, u64),
 }
 
 /// The context of a pass.
@@ -732,7 +740,7 @@ impl KeyLine {
             if pass.limiter.has_places() { Some(terms.most.map_or(near, |most| most.min(near))) } else { terms.most };
         let in_turn = Terms { in_turn: true, most, tag: heads::tag(first.priority, first.since), ..terms };
         match turn {
-            Some(turn) if turn.is_ours() => self.ask(pass, |limiter| limiter.claim(key, weight, in_turn)),
+            Some(turn) if turn.is_ours() => self.claim_in_turn(pass, (rank, wanted), in_turn, left),
             Some(turn) => {
                 // What the others want is not certain: they may be dead, or leave.
                 let is_certain = left != Tick::MAX && {
@@ -749,6 +757,39 @@ impl KeyLine {
             None if asked_none => self.ask(pass, |limiter| limiter.claim(key, weight, in_turn)),
             None => Ok(claim),
         }
+    }
+
+    /// Asks for the line that has the turn. Joint starts do not wait for it: they take places at any distance. If there are
+    /// more than at the last request, they have overtaken this waiter, whose units were beyond its horizon then. So it takes
+    /// a place behind them, and so do those who have waited as long, for as many units. (Nobody else takes any there while
+    /// this line has the turn. So once joint starts no longer come, no line takes far places.)
+    fn claim_in_turn(
+        &mut self,
+        pass: &Pass,
+        (rank, wanted): (Rank, &Wanted),
+        terms: Terms,
+        left: Tick,
+    ) -> Result<Claim> {
+        let (key, weight, before) = (wanted.key(pass.key), wanted.weight, self.position.take());
+        let position = if pass.limiter.has_places() { pass.limiter.position(key, weight) } else { None };
+        if let (Some((before, of)), Some((now, is_units))) = (before, position)
+            && of == *wanted
+            && now > before
+        {
+            self.overtaken = (pass.now(), if is_units { now - before } else { 0 }.max(weight));
+        }
+        let (at, units) = self.overtaken;
+        let may_follow = units >= weight && self.waiters[&rank].since <= at;
+        let most = if may_follow { (left != Tick::MAX).then(|| from_ticks(left)) } else { terms.most };
+        let claim = self.ask(pass, |limiter| limiter.claim(key, weight, Terms { most, ..terms }))?;
+        match claim {
+            Claim::Denied { is_certain: true, .. } => {
+                self.position = position.map(|(position, _)| (position, wanted.clone()));
+            }
+            Claim::Place { .. } if may_follow => self.overtaken.1 -= weight,
+            _ => {}
+        }
+        Ok(claim)
     }
 
     /// Returns how long not to ask after a denial.
@@ -773,6 +814,8 @@ impl KeyLine {
         }
         if has_places && !self.has_any_distance(is_shared) {
             let after = if is_certain { after.saturating_sub(horizon) } else { after };
+            let is_overtaken = self.shown.get().is_some() && pass.now() < self.overtaken.0.saturating_add(OVERTAKEN);
+            let after = if is_overtaken { after.min(pass.among_keys(LEAST_OFTEN)) } else { after };
             return after.clamp(
                 1,
                 match (is_certain, self.places.is_empty()) {
