@@ -45,6 +45,15 @@ impl Cells<'_> {
         either!(self, cells => cells.view(ask, clock))
     }
 
+    /// Returns a number that grows with what is handed out, and whether it is the number of units. Where these are only
+    /// counted, it is when the next start like this is ready.
+    pub fn position(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(u64, bool), Sealed> {
+        match self {
+            Cells::Log(log) => log.position().map(|units| (units, true)),
+            _ => self.view(ask, clock).map(|view| (view.ready, false)),
+        }
+    }
+
     /// Starts with a place that is ready and open at `now`, and returns the moment from which the start counts. `None`:
     /// the place is gone.
     pub fn present(&self, place: StartId, longest: Tick, now: Now) -> Result<Option<Tick>, Sealed> {

@@ -900,7 +900,7 @@ impl<'a> Leases<'a> {
 
 #[cfg(all(test, model))]
 #[path = "leases_models.rs"]
-mod models;
+pub(crate) mod models;
 #[cfg(all(test, not(model)))]
 #[path = "leases_tests.rs"]
 mod tests;

@@ -4,18 +4,21 @@ use super::*;
 use crate::atomic::AtomicU64 as Cell;
 use crate::models::{Arc, model, thread};
 
-const ME: u64 = 7;
+pub(crate) const ME: u64 = 7;
 /// The owner that dies in the course of a model.
-const MORTAL: u64 = 3;
+pub(crate) const MORTAL: u64 = 3;
 
-struct Cells {
+/// A lease, and its weight.
+pub(crate) type Held = (Lease, u64);
+
+pub(crate) struct Cells {
     words: [Cell; 6],
     slots: Vec<Cell>,
     is_dead: Cell,
 }
 
 impl Cells {
-    fn new() -> Arc<Cells> {
+    pub(crate) fn new() -> Arc<Cells> {
         let slots = (0..4 * SLOT_WORDS).map(|_| Cell::new(0)).collect();
         Arc::new(Cells { words: std::array::from_fn(|_| Cell::new(0)), slots, is_dead: Cell::new(0) })
     }
@@ -27,12 +30,26 @@ impl Cells {
         Leases { taken, returned, base, bell, sleepers, slots: &self.slots, life, number }
     }
 
-    fn take(&self, weight: u64, max: u64) -> Result<Option<(Lease, u64)>, Sealed> {
-        let lease = self.leases().take(weight, max, ME, 10)?;
+    fn take(&self, weight: u64, max: u64) -> Result<Option<Held>, Sealed> {
+        self.take_for(weight, max, ME)
+    }
+
+    pub(crate) fn take_for(&self, weight: u64, max: u64, owner: u64) -> Result<Option<Held>, Sealed> {
+        let lease = self.leases().take(weight, max, owner, 10)?;
         Ok(lease.map(|lease| (lease, weight)))
     }
 
-    fn reclaim(&self, now: Tick) -> Result<u64, NotEnded> {
+    /// Ends a lease. `false`: it was no longer held.
+    pub(crate) fn give_back(&self, (lease, _): Held) -> bool {
+        self.leases().give_back(lease).unwrap()
+    }
+
+    /// From now on the mortal owner is dead.
+    pub(crate) fn die(&self) {
+        self.is_dead.store(1, Release);
+    }
+
+    pub(crate) fn reclaim(&self, now: Tick) -> Result<u64, NotEnded> {
         self.leases().reclaim(now, 0, || 0, |owner| owner == MORTAL && self.is_dead.load(Acquire) != 0)
     }
 
@@ -52,7 +69,7 @@ impl Cells {
                 }
             }
         }
-        self.is_dead.store(1, Release);
+        self.die();
     }
 
     /// Ends a lease and dies after this many steps: ending, counted.
@@ -82,7 +99,7 @@ impl Cells {
     }
 
     /// Asserts that exactly these leases are held; that each can be ended, once; and that then everything can be taken.
-    fn assert_holds(&self, held: &[(Lease, u64)], max: u64) {
+    pub(crate) fn assert_holds(&self, held: &[Held], max: u64) {
         let weight: u64 = held.iter().map(|(_, weight)| weight).sum();
         assert!(weight <= max, "{held:?}");
         assert_eq!(self.leases().live(), Ok(weight));

@@ -22,6 +22,7 @@ pub mod grants;
 pub mod heads;
 mod history;
 pub mod jobs;
+pub mod joint;
 pub mod leases;
 pub mod log;
 pub mod meter;

@@ -564,6 +564,11 @@ impl<'a> Log<'a> {
         self.ring().has_places(h, ask.weight + spare, now.floor, self.base)
     }
 
+    /// Returns the number of units that were ever handed out, as far as these cells know: it grows with each claim.
+    pub fn position(&self) -> Result<u64, Sealed> {
+        self.tail().map(|tail| tail.ticket)
+    }
+
     /// Reads the state, and changes nothing (but may finish another caller's claim).
     pub fn view(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<View, Sealed> {
         loop {
@@ -970,7 +975,7 @@ impl Algorithm for Log<'_> {
 
 #[cfg(all(test, model))]
 #[path = "log_models.rs"]
-mod models;
+pub(crate) mod models;
 #[cfg(all(test, not(model)))]
 #[path = "log_tests.rs"]
 mod tests;

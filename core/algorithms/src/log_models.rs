@@ -8,9 +8,9 @@ use crate::Algorithm;
 use crate::atomic::AtomicU64 as Cell;
 use crate::models::{Arc, model, thread};
 
-const W: Tick = 50;
+pub(crate) const W: Tick = 50;
 
-struct Cells {
+pub(crate) struct Cells {
     head: Cell,
     cleared: Cell,
     own: Cell,
@@ -24,7 +24,7 @@ struct Cells {
 }
 
 impl Cells {
-    fn new(size: usize) -> Arc<Cells> {
+    pub(crate) fn new(size: usize) -> Arc<Cells> {
         let zeros = || (0..size).map(|_| Cell::new(0)).collect();
         let [head, cleared, own, logged, life, base, peak] = std::array::from_fn(|_| Cell::new(0));
         // Time begins beyond the window, as a store's does.
@@ -68,7 +68,7 @@ impl Cells {
     }
 
     /// Continues with the contents of `from`.
-    fn take_over(&self, from: &Cells, edit: impl Fn(&mut Vec<Start>)) {
+    pub(crate) fn take_over(&self, from: &Cells, edit: impl Fn(&mut Vec<Start>)) {
         let sealed = from.log();
         sealed.seal();
         let now = from.now();
@@ -76,6 +76,11 @@ impl Cells {
         edit(&mut history.starts);
         self.live(&history, now);
         self.time.fetch_max(from.time.load(Relaxed), Relaxed);
+    }
+
+    /// Lets the time pass.
+    pub(crate) fn wait_until(&self, tick: Tick) {
+        self.time.fetch_max(tick, Relaxed);
     }
 
     /// Returns how many units can still be taken.
@@ -95,7 +100,7 @@ impl Cells {
         self.open()?.claim(&ask, || self.now())
     }
 
-    fn claim(&self, limit: u64, weight: u64, patience: Tick) -> Result<Option<Taken>, Sealed> {
+    pub(crate) fn claim(&self, limit: u64, weight: u64, patience: Tick) -> Result<Option<Taken>, Sealed> {
         self.ask(limit, weight, patience).map(|answer| answer.taken)
     }
 
@@ -116,7 +121,7 @@ impl Cells {
 }
 
 /// Asserts that no half-open window of length `W` holds more than `limit` units.
-fn assert_kept(mut starts: Vec<(Tick, u64)>, limit: u64) {
+pub(crate) fn assert_kept(mut starts: Vec<(Tick, u64)>, limit: u64) {
     starts.sort();
     for (i, &(from, _)) in starts.iter().enumerate() {
         let held: u64 = starts[i..].iter().take_while(|(at, _)| *at < from + W).map(|(_, weight)| weight).sum();

@@ -2,9 +2,9 @@
 //! more.
 
 #[cfg(loom)]
-pub use loom::{sync::Arc, thread};
+pub use loom::{sync::Arc, sync::Mutex, thread};
 #[cfg(shuttle)]
-pub use shuttle::{sync::Arc, thread};
+pub use shuttle::{sync::Arc, sync::Mutex, thread};
 
 #[cfg(loom)]
 pub fn model(f: impl Fn() + Sync + Send + 'static) {

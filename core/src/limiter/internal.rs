@@ -315,6 +315,12 @@ pub trait Awaited: Quiet {
         Ok(None)
     }
 
+    /// Returns a number that grows with what is handed out of a key, by whomever, and whether it is the number of units.
+    /// `None`: that is not known.
+    fn position(&self, _key: &str, _weight: u64) -> Option<(u64, bool)> {
+        None
+    }
+
     /// Shows another first waiter, or none, of a line that [was shown](Awaited::line_up).
     fn show_next(&self, _first: Option<First>, _shown: &Cell<Shown>) {}
 

@@ -6,6 +6,7 @@
 mod common;
 
 mod alternatives;
+mod beside_joint;
 mod changes;
 mod closing;
 mod composites;

@@ -10,6 +10,7 @@ pub(super) mod text;
 use super::internal::{Awaited, Behind, Nested, OwnedCharge, Quiet, When};
 use super::line::{Ahead, Claim, First, LineTurn, Shown, Terms};
 use super::{Attempt, Limiter, Places, Presented, Reserved};
+use crate::algorithm::joint::take_all;
 use crate::charges::{Charge, JointKey, Split};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
@@ -153,28 +154,40 @@ impl CompositeLimiter {
             return Ok(taken.map_err(|(i, child, denial)| (i, child, shared::after(&denial))));
         }
         let children = self.group.children()?;
-        let mut parts: Vec<Part> = Vec::with_capacity(children.len());
-        for (i, child) in children.iter().enumerate() {
-            let (key, weight) = charges.at(i);
-            match child.quiet_attempt(key, weight) {
-                Ok(Attempt::Admitted(permit)) => parts.push(Part { child: i, permit }),
-                other => {
-                    let given_back =
-                        MayWait::to_undo(|| end_all(children, &parts, |child, permit| child.cancel(permit)));
-                    let Attempt::Denied(after) = other? else { unreachable!("it was admitted") };
-                    given_back?;
-                    return Ok(Err((i, child, after)));
-                }
-            }
-        }
+        let taken = attempt_all(children, charges, 0..children.len())?;
+        Ok(taken.map(|parts| self.hand_out_start(charges, parts)).map_err(|(i, after)| (i, &children[i], after)))
+    }
+
+    fn hand_out_start(&self, charges: &Split, parts: Vec<Part>) -> RawPermit {
         let has_own_weights = charges.has_own_weights();
-        Ok(Ok(self.group.hand_out(Out { parts, state: State::Started, wish: None, has_own_weights })))
+        self.group.hand_out(Out { parts, state: State::Started, wish: None, has_own_weights })
     }
 
     /// Merges the decisions of all children.
     fn look(&self, charges: &Split) -> Result<Decision> {
         Ok(merge_all(self.group.peek_each(charges)?))
     }
+}
+
+/// Starts at these children: at all of them, or at none. Returns their permits; or which one denied, and for how long.
+fn attempt_all(
+    children: &[Child],
+    charges: &Split,
+    parts: impl Iterator<Item = usize>,
+) -> Result<Result<Vec<Part>, (usize, Duration)>> {
+    let attempt = |i: usize| {
+        let (key, weight) = charges.at(i);
+        Ok(match children[i].quiet_attempt(key, weight)? {
+            Attempt::Admitted(permit) => Ok(Part { child: i, permit }),
+            Attempt::Denied(after) => Err(after),
+        })
+    };
+    take_all(parts, attempt, |taken| cancel_all(children, taken))
+}
+
+/// Gives the units of these starts back, because a start needs others too.
+fn cancel_all(children: &[Child], parts: &[Part]) -> Result<()> {
+    MayWait::to_undo(|| end_all(children, parts, |child, permit| child.cancel(permit)))
 }
 
 /// Ends a child's part of a permit: the job ran.

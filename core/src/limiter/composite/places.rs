@@ -32,13 +32,13 @@
 
 use super::group::end_all;
 use super::out::{Out, Part, State, Wish};
-use super::{Behind, Child, CompositeLimiter};
+use super::{Behind, Child, CompositeLimiter, attempt_all, cancel_all};
 use crate::charges::Split;
 use crate::decision::LOOK_AGAIN;
 use crate::error::Result;
 use crate::limiter::internal::When;
 use crate::limiter::line::{Ahead, Claim, Terms, claim_by_calls};
-use crate::limiter::{Attempt, Presented, Reserved, unsupported};
+use crate::limiter::{Presented, Reserved, unsupported};
 use crate::permit::{Kind, RawPermit};
 use crate::time::from_ticks;
 use crate::waiting::MayWait;
@@ -186,22 +186,12 @@ impl<'a> Presentation<'a> {
 
     /// Claims the children without a place: all, or none and when to retry.
     fn claim_others(&mut self) -> Result<std::result::Result<Vec<Part>, Duration>> {
-        let mut claimed = Vec::new();
-        for (i, child) in self.others() {
-            let (key, weight) = self.charges.at(i);
-            match child.quiet_attempt(key, weight) {
-                Ok(Attempt::Admitted(permit)) => claimed.push(Part { child: i, permit }),
-                denied => {
-                    // (1)
-                    let given_back =
-                        MayWait::to_undo(|| end_all(self.children, &claimed, |child, permit| child.cancel(permit)));
-                    let Attempt::Denied(after) = denied? else { unreachable!("handled above") };
-                    given_back?;
-                    return self.wait_for(i, after).map(Err);
-                }
-            }
+        // (1)
+        let others = self.others().into_iter().map(|(i, _)| i);
+        match attempt_all(self.children, &self.charges, others)? {
+            Ok(claimed) => Ok(Ok(claimed)),
+            Err((i, after)) => self.wait_for(i, after).map(Err),
         }
-        Ok(Ok(claimed))
     }
 
     /// Waits for a child that denied: at a place there, if it has places. Returns when to retry.
@@ -245,8 +235,7 @@ impl<'a> Presentation<'a> {
                 // (2): these are starts now.
                 let mut back: Vec<Part> = self.held.drain(..i).collect();
                 back.extend(claimed);
-                let given_back =
-                    MayWait::to_undo(|| end_all(self.children, &back, |child, permit| child.cancel(permit)));
+                let given_back = cancel_all(self.children, &back);
                 let kept = started.and(given_back).and_then(|()| self.keep_slowest());
                 return kept.map(|()| false);
             }

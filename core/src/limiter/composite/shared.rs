@@ -6,9 +6,9 @@
 //!
 //! A start takes the other parts first, and is charged to its tenant when nothing can fail any more.
 
-use super::group::end_all;
-use super::out::{Out, Part, State};
-use super::{Child, CompositeLimiter};
+use super::out::Part;
+use super::{Child, CompositeLimiter, cancel_all};
+use crate::algorithm::joint::take_all;
 use crate::charges::Split;
 use crate::decision::LOOK_AGAIN;
 use crate::error::Result;
@@ -60,37 +60,33 @@ impl CompositeLimiter {
     ) -> Result<Result<RawPermit, (usize, &Child, Claim)>> {
         let children = self.group.children()?;
         let (shared, others): (Vec<usize>, Vec<usize>) = (0..children.len()).partition(|i| children[*i].is_shared());
-        let mut parts: Vec<Part> = Vec::with_capacity(children.len());
-        for (i, is_shared) in others.into_iter().map(|i| (i, false)).chain(shared.into_iter().map(|i| (i, true))) {
+        let take = |i: usize| {
             let (child, (key, weight)) = (&children[i], charges.at(i));
-            let taken = match terms.filter(|_| is_shared) {
-                Some(terms) => child.claim(key, weight, Terms { most: Some(Duration::ZERO), as_place: false, ..terms }),
-                None => child.quiet_attempt(key, weight).map(|attempt| match attempt {
+            let claim = match terms.filter(|_| child.is_shared()) {
+                Some(terms) => {
+                    child.claim(key, weight, Terms { most: Some(Duration::ZERO), as_place: false, ..terms })?
+                }
+                None => match child.quiet_attempt(key, weight)? {
                     Attempt::Admitted(permit) => Claim::Started(permit),
                     Attempt::Denied(after) => Claim::Denied { after, is_certain: false },
-                }),
+                },
             };
-            match taken {
-                Ok(Claim::Started(permit)) => parts.push(Part { child: i, permit }),
-                other => {
-                    let given_back =
-                        MayWait::to_undo(|| end_all(children, &parts, |child, permit| child.cancel(permit)));
-                    let denial = match other? {
-                        // It had no patience for one.
-                        Claim::Place { place, after } => {
-                            child.cancel_place(&place)?;
-                            Claim::Denied { after, is_certain: false }
-                        }
-                        denial => denial,
-                    };
-                    given_back?;
-                    return Ok(Err((i, child, denial)));
+            Ok(match claim {
+                Claim::Started(permit) => Ok(Part { child: i, permit }),
+                // It had no patience for one.
+                Claim::Place { place, after } => {
+                    MayWait::to_undo(|| child.cancel_place(&place))?;
+                    Err(Claim::Denied { after, is_certain: false })
                 }
-            }
-        }
-        parts.sort_by_key(|part| part.child);
-        let has_own_weights = charges.has_own_weights();
-        Ok(Ok(self.group.hand_out(Out { parts, state: State::Started, wish: None, has_own_weights })))
+                denial => Err(denial),
+            })
+        };
+        let taken = take_all(others.into_iter().chain(shared), take, |taken| cancel_all(children, taken))?;
+        let taken = taken.map(|mut parts| {
+            parts.sort_by_key(|part| part.child);
+            self.hand_out_start(charges, parts)
+        });
+        Ok(taken.map_err(|(i, denial)| (i, &children[i], denial)))
     }
 
     pub(super) fn do_line_up(&self, key: &str, first: First, shown: &Cell<Shown>) -> Result<Option<LineTurn>> {

@@ -4,6 +4,7 @@ mod ahead;
 mod asking;
 mod elsewhere;
 mod held;
+mod overtaken;
 mod pass;
 mod pausing;
 mod queue;
@@ -102,6 +103,11 @@ pub(super) struct KeyLine {
     shown: Cell<Shown>,
     /// Where it was among them at the last look, and since when so far from the turn.
     turn: Option<(LineTurn, Tick)>,
+    /// [`Awaited::position`](crate::limiter::internal::Awaited::position) when it had the turn and its units were too far
+    /// ahead; for which units.
+    position: Option<(u64, Wanted)>,
+    /// When it last found that others had taken places beyond, and for how many units of its waiters it may do so too.
+    overtaken: (Tick, u64),
 }
 
 impl KeyLine {

@@ -43,6 +43,9 @@ pub(crate) enum Room {
     Free { position: u64 },
     /// They are not, or nobody knows it who looks again before so many ticks.
     NotBefore(Tick),
+    /// They are not, and others hold places further ahead than lines take them: joint starts do. The line that has the turn
+    /// takes one behind these as soon as it is overtaken, so it has to run.
+    Beyond,
 }
 
 /// The first waiter of a line.
@@ -307,12 +310,13 @@ impl Shown {
             Room::NotBefore(not_before) => {
                 // Only if units are free for this line does it matter whether the head's runs. (It may have been asked for a
                 // sign for another caller, with fewer units: it still owes that.)
-                if head.units <= units || matches!(room(units)?, Room::NotBefore(_)) {
+                if head.units <= units || !matches!(room(units)?, Room::Free { .. }) {
                     self.watched = self.watched.filter(|watched| watched.position.is_none());
                     return Ok(Some(Use::NotBefore(not_before)));
                 }
                 (None, not_before, IS_SILENT)
             }
+            Room::Beyond => (None, 0, IS_SILENT),
         };
         let has_answered = position.is_none() && !head.is_asked();
         let is_same = |watched: &Watched| (watched.head, watched.position) == (head.unasked(), position);

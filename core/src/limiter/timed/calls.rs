@@ -85,6 +85,10 @@ impl<T: InStore> Awaited for T {
         self.timed().do_line_up(key, first, shown)
     }
 
+    fn position(&self, key: &str, weight: u64) -> Option<(u64, bool)> {
+        self.timed().do_position(key, weight)
+    }
+
     fn show_next(&self, first: Option<First>, shown: &Cell<Shown>) {
         self.timed().do_show_next(first, shown);
     }

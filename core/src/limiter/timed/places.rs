@@ -74,7 +74,10 @@ impl Timed {
             }
             let mut own = shown.get();
             let near = if Self::left(found, first.units)? <= SOON { NEAR } else { 0 };
-            let room = |units| Self::room(found, units, 0);
+            let room = |units| match Self::room(found, units, 0)? {
+                Room::NotBefore(left) if left > 0 && Self::has_far_places(found)? => Ok(Room::Beyond),
+                room => Ok(room),
+            };
             let turn = own.look(found, Lines::of(found, near), first, room, |_| ());
             shown.set(own);
             if own.is_some() {
@@ -82,6 +85,22 @@ impl Timed {
             }
             turn
         })
+    }
+
+    /// Returns whether somebody holds a place that no line which waits for its turn would have taken yet.
+    fn has_far_places(found: &Key) -> Result<bool, Blocked> {
+        let (policy, ask) = (&found.table.policy, Ask::now(found.table.windows.as_slice(), 1, 0));
+        let view = found.cells().view(&ask, || found.home().clock.now())?;
+        let last = view.empty.saturating_sub(policy.longest());
+        Ok(last > view.now.saturating_add(HORIZON + policy.grace(1)))
+    }
+
+    pub(super) fn do_position(&self, key: &str, weight: u64) -> Option<(u64, bool)> {
+        let position = self.limit.with_key(key, |found| {
+            let ask = Ask::now(found.table.windows.as_slice(), weight.min(found.table.capacity), found.gate);
+            Ok(found.cells().position(&ask, || found.home().clock.now())?)
+        });
+        position.ok()
     }
 
     pub(super) fn do_show_next(&self, first: Option<First>, shown: &Cell<Shown>) {

@@ -163,7 +163,7 @@ impl KeyLine {
             if pass.limiter.has_places() { Some(terms.most.map_or(near, |most| most.min(near))) } else { terms.most };
         let in_turn = Terms { in_turn: true, most, tag: heads::tag(first.priority, first.since), ..terms };
         match turn {
-            Some(turn) if turn.is_ours() => self.ask(pass, |limiter| limiter.claim(key, weight, in_turn)),
+            Some(turn) if turn.is_ours() => self.claim_in_turn(pass, (rank, wanted), in_turn, left),
             Some(turn) => {
                 // What the others want is not certain: they may be dead, or leave.
                 let is_certain = left != Tick::MAX && {

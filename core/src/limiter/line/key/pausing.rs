@@ -40,6 +40,7 @@ impl KeyLine {
         }
         if has_places && !self.has_any_distance(is_shared) {
             let after = if is_certain { after.saturating_sub(horizon) } else { after };
+            let after = if self.is_overtaken(pass) { after.min(pass.among_keys(LEAST_OFTEN)) } else { after };
             return after.clamp(
                 1,
                 match (is_certain, self.places.is_empty()) {
