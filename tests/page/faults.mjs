@@ -221,7 +221,7 @@ test("what no longer matters is removed, and a leader reads only what it is aske
 });
 
 test("a write that fails is an error, its start is taken back, and the next one is written", async (t, tabs) => {
-  const [error, remaining, after] = await tabs.run(t, async () => {
+  const [error, ...seen] = await tabs.run(t, async () => {
     const limiter = (await web.open("indexeddb:quota")).limiter("quota", "3/1h");
     await limiter.tryAcquire();
     const { put } = IDBObjectStore.prototype;
@@ -229,13 +229,14 @@ test("a write that fails is an error, its start is taken back, and the next one 
       throw new DOMException("the disk is full", "QuotaExceededError");
     };
     const error = await limiter.tryAcquire().catch(({ name, code, message }) => `${name} ${code}: ${message}`);
+    await limiter.pause("1h", { key: "paused" }).catch(() => {});
     IDBObjectStore.prototype.put = put;
     const started = (await limiter.tryAcquire()) !== null;
     await change("quota");
-    return [error, started, (await limiter.peek()).remaining];
+    return [error, started, (await limiter.peek()).remaining, await limiter.canProceed({ key: "paused" })];
   });
   assert.equal(error, "StoreError store_failure: writing the store: QuotaExceededError: the disk is full");
-  assert.deepEqual([remaining, after], [true, 1]);
+  assert.deepEqual(seen, [true, 1, false]);
 });
 
 test("records that nobody can read count as used, and concern nobody else", async (t, tabs) => {
