@@ -14,6 +14,7 @@ mod counting;
 mod ends;
 mod forecast;
 mod futures;
+mod growing;
 mod hooks;
 mod joint;
 mod keyed;
