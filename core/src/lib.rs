@@ -153,8 +153,8 @@ pub mod observe {
     pub use crate::observer::Observer;
     pub use crate::onlooker::Onlooker;
     pub use crate::snapshot::{
-        GrantSnapshot, KeySnapshot, LimitSnapshot, Minute, NEAR, ProcessSnapshot, Snapshot, TenantSnapshot, Usage,
-        WAIT_BOUNDS,
+        GrantSnapshot, HeadSnapshot, HolderSnapshot, KeySnapshot, LimitSnapshot, LineSnapshot, Minute, NEAR,
+        ProcessSnapshot, Snapshot, TenantSnapshot, Usage, WAIT_BOUNDS, WaitingSnapshot,
     };
     pub use crate::stats::Stats;
 }

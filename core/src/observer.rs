@@ -1,8 +1,9 @@
 //! Snapshots of a store without taking part in its decisions: for command lines, metrics and pages.
 
 use crate::error::Result;
+use crate::limiter::unsupported;
 use crate::policy;
-use crate::snapshot::{Minute, Snapshot};
+use crate::snapshot::{LineSnapshot, Minute, Snapshot};
 use crate::state::{Store, Survey};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -46,6 +47,23 @@ impl Observer {
             Some(_) => session.survey_server(&mut self.survey, self.keys),
             None => session.survey(&mut self.survey, self.keys),
         });
+        session.report("", seen)
+    }
+
+    /// Shows who has the units of a limit and key, and who waits for them: whose turn is next. For a limit that tenants share, the
+    /// empty key is all of them.
+    ///
+    /// # Errors
+    /// As for [`Store::find`]; [`Error::Unsupported`](crate::Error::Unsupported) on a server.
+    pub fn line(&self, name: &str, key: &str) -> Result<LineSnapshot> {
+        policy::check_name(name)?;
+        policy::check_key(key)?;
+        let session = self.store.session();
+        session.check_open()?;
+        if session.server().is_some() {
+            return unsupported("line", "a limit on a server");
+        }
+        let seen = session.knowing_all(|| session.survey_line(name, key));
         session.report("", seen)
     }
 

@@ -190,3 +190,59 @@ pub struct Minute {
     /// The most units of one key in use at a time, as sampled once a second.
     pub peak: u64,
 }
+
+/// Who has a limit, or a key of it, and who waits for it: see [`Observer::line`](crate::observe::Observer::line).
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct LineSnapshot {
+    /// The units that jobs have in each process, of a limit of concurrent starts. Empty for other limits: nobody has their units,
+    /// which are free again when time has passed.
+    pub holders: Vec<HolderSnapshot>,
+    /// The first waiter of each line, the next one first. A process has a line for each of its event loops, and one for all of its
+    /// threads. Those that are passed because their process does not run are last.
+    pub heads: Vec<HeadSnapshot>,
+    /// How many callers of each process wait for this limit, for all keys together.
+    pub waiting: Vec<WaitingSnapshot>,
+}
+
+/// A process that has units of a limit.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct HolderSnapshot {
+    /// The process. `None`: the one that holds the store `memory:`, or one that is not in the list of processes.
+    pub process: Option<ProcessSnapshot>,
+    /// The number of its starts that have not ended.
+    pub starts: u64,
+    /// Their units.
+    pub units: u64,
+    /// Whether the starts have ended, and their units are free after the limit's cooldown.
+    pub cools_down: bool,
+}
+
+/// The first waiter of a line.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct HeadSnapshot {
+    /// Its process: see [`HolderSnapshot::process`].
+    pub process: Option<ProcessSnapshot>,
+    /// How long it has waited.
+    pub waits: Duration,
+    /// What it wants to start.
+    pub units: u64,
+    /// Its priority: less is sooner.
+    pub priority: i32,
+    /// Where tenants share the limit: the [id](TenantSnapshot::id) of its tenant.
+    pub tenant: Option<String>,
+    /// Whether it is passed, because its process does not run.
+    pub is_passed: bool,
+}
+
+/// How many callers of a process wait.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct WaitingSnapshot {
+    /// The process: see [`HolderSnapshot::process`].
+    pub process: Option<ProcessSnapshot>,
+    /// The number of its callers.
+    pub callers: u64,
+}

@@ -131,6 +131,16 @@ impl Head {
     pub fn since(&self) -> Tick {
         self.tag >> SINCE & ANY_SINCE
     }
+
+    /// Its waiter's priority, among those that are told apart.
+    pub fn priority(&self) -> i32 {
+        (self.tag >> PRIORITY) as i32 - 1 + MOST_URGENT
+    }
+
+    /// Returns whether it is [skipped](Heads::skip).
+    pub fn is_skipped(&self) -> bool {
+        self.tag & SKIPPED != 0
+    }
 }
 
 impl<'a> Heads<'a> {
@@ -323,10 +333,10 @@ impl<'a> Heads<'a> {
         move |head| (shares.map_or(0, |(shares, now)| shares.lead(head.name, now)), head.tag & !ASKED, head.at)
     }
 
-    /// All heads of a table of tenants, the next one first, and those that are skipped last: for observers.
-    pub fn in_order(&self) -> Vec<Head> {
+    /// The heads of a name, or of all tenants, the next one first, and those that are skipped last: for observers.
+    pub fn in_order(&self, name: u64) -> Vec<Head> {
         let entries = self.entries.iter().enumerate();
-        let mut all: Vec<Head> = entries.filter_map(|(at, entry)| self.read(at, entry, 0)).collect();
+        let mut all: Vec<Head> = entries.filter_map(|(at, entry)| self.read(at, entry, name)).collect();
         let order = self.order();
         all.sort_by_key(|head| (head.tag & SKIPPED, order(head)));
         all

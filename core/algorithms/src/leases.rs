@@ -734,6 +734,17 @@ impl<'a> Leases<'a> {
         })
     }
 
+    /// The owners of the leases that are held, and their units; `None`: units that cool down. For observers: others may change
+    /// while it is read.
+    pub fn holders(&self) -> Vec<(Option<u64>, u64)> {
+        let held = self.all().filter(|at| matches!(phase_of(at.word), TENTATIVE | HELD));
+        let holder = |at: SlotWord| {
+            let owner = self.owner_of(at.index).load(Acquire);
+            ((owner & COOLING == 0).then_some(owner), weight_of(at.word))
+        };
+        held.map(holder).collect()
+    }
+
     /// Returns the earliest deadline of a lease.
     pub fn earliest_deadline(&self) -> Result<Option<Tick>, Sealed> {
         let earliest = self.ends(0).map(|(at, _)| at).min();

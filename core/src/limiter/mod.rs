@@ -58,7 +58,7 @@ fn foreign<R>(name: &str) -> Result<R> {
     Err(Error::ForeignPermit { limit: name.to_owned() })
 }
 
-fn unsupported<R>(call: &str, of: &str) -> Result<R> {
+pub(crate) fn unsupported<R>(call: &str, of: &str) -> Result<R> {
     Err(Error::Unsupported { reason: format!("{call} is not supported by {of}") })
 }
 

@@ -17,6 +17,7 @@ pub const fn ms(n: u64) -> Duration {
 pub struct Bench {
     pub clock: ManualClock,
     dir: Dir,
+    pub store: Store,
     pub limiter: Arc<dyn Limiter>,
     pub lines: [Line; 3],
     pub held: Vec<RawPermit>,
@@ -38,7 +39,7 @@ impl Bench {
         limiter.open().unwrap();
         let held = (0..max).map(|_| permit_of(limiter.attempt("", 1).unwrap()).unwrap()).collect();
         let lines = std::array::from_fn(|_| Line::new(limiter.clone()));
-        Bench { clock, dir, limiter, lines, held }
+        Bench { clock, dir, store, limiter, lines, held }
     }
 
     /// The same limit, as another process has it.

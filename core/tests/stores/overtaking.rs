@@ -8,6 +8,25 @@ use std::time::Duration;
 use workglow_limit::embed::{Joined, Line, Outcome, Waiter};
 use workglow_limit::*;
 
+/// A pause of the whole limit holds a key, too, that is noted as waited for. (The note is more than any gate.)
+#[test]
+fn a_pause_of_all_keys_holds_a_key_that_is_waited_for() {
+    for policy in ["2/1s", "5000/1s"] {
+        let mut bench = Bench::with("pause-of-all", policy, 0);
+        let [full, other] = [&bench.limiter, &bench.elsewhere()].map(Clone::clone);
+        let limit = full.peek("a", 1).unwrap().limit;
+        assert!(permit_of(full.attempt("a", limit).unwrap()).is_some());
+        let ids = [limit, limit].map(|weight| bench.join(0, Waiter::new("a", weight)));
+        other.pause(Duration::from_secs(30), "").unwrap();
+        ids.into_iter().for_each(|id| bench.lines[0].leave(id));
+        bench.clock.advance(ms(2_500));
+        let mut late = Line::new(other.clone());
+        assert!(matches!(late.join(Waiter::new("a", 1)).unwrap(), Joined::Waiting(_)), "{policy}");
+        let after = denied(other.attempt("a", 1).unwrap());
+        assert!(after > Duration::from_secs(27), "{policy}: {after:?}");
+    }
+}
+
 /// A start now, as another process asks for it.
 fn attempt(bench: &Bench, weight: u64) -> Attempt {
     bench.elsewhere().attempt("", weight).unwrap()
@@ -166,4 +185,46 @@ fn a_composite_charges_nothing_where_a_part_is_waited_for_and_alternatives_choos
     let any = FirstOfLimiter::new([bench.limiter.clone(), free.clone()]);
     assert!(permit_of(any.attempt("", 1).unwrap()).is_some());
     assert_eq!(free.peek("", 0).unwrap().remaining, 4);
+}
+
+#[test]
+fn it_is_seen_who_has_the_units_and_who_waits() {
+    let mut bench = Bench::new("who-waits", 3);
+    let own = std::process::id();
+    let joined = shared(1);
+    bench.join(0, Waiter::new("", 2));
+    let child = Child::run(|| {
+        let mut line = Line::new(bench.elsewhere());
+        for priority in [-4, 9] {
+            let Ok(Joined::Waiting(_)) = line.join(Waiter::new("", 1).priority(priority)) else {
+                panic!("it does not wait")
+            };
+        }
+        joined[0].store(std::process::id().into(), SeqCst);
+        loop {
+            std::thread::park();
+        }
+    });
+    wait_until("the child waits", || joined[0].load(SeqCst) > 0);
+    bench.clock.advance(ms(30));
+    let other = joined[0].load(SeqCst) as u32;
+    let observer = workglow_limit::observe::Observer::new(&bench.store, 0);
+    let seen = observer.line("api", "").unwrap();
+    let holders: Vec<_> = seen.holders.iter().map(|has| (pid(&has.process), has.starts, has.units)).collect();
+    assert_eq!(holders, [(own, 3, 3)]);
+    let heads: Vec<_> = seen.heads.iter().map(|head| (pid(&head.process), head.units, head.priority)).collect();
+    assert_eq!(heads, [(other, 1, -4), (own, 2, 0)], "the most urgent one is next");
+    assert!(seen.heads.iter().all(|head| head.waits >= ms(30) && head.tenant.is_none() && !head.is_passed));
+    let waiting: Vec<_> = seen.waiting.iter().map(|waits| (pid(&waits.process), waits.callers)).collect();
+    assert_eq!(waiting, [(other, 2), (own, 1)]);
+    let unused = observer.line("api", "unused").unwrap();
+    assert!(unused.holders.is_empty() && unused.heads.is_empty() && unused.waiting.len() == 2);
+    drop(child);
+    let seen = observer.line("api", "").unwrap();
+    assert_eq!((seen.heads.len(), seen.waiting.len()), (1, 1), "who is dead waits no more");
+    assert!(matches!(observer.line("other", ""), Err(Error::UnknownLimit { .. })));
+}
+
+fn pid(process: &Option<workglow_limit::observe::ProcessSnapshot>) -> u32 {
+    process.as_ref().expect("it is listed").pid
 }

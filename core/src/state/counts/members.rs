@@ -90,21 +90,27 @@ impl<'h> Members<'h> {
 
     /// The processes that use the lane.
     pub fn processes(self) -> Vec<ProcessSnapshot> {
+        self.numbered().map(|(_, process)| process).collect()
+    }
+
+    /// The same, with the number that each has there.
+    pub fn numbered(self) -> impl Iterator<Item = (u64, ProcessSnapshot)> {
         let now = self.0.clock.now().floor;
-        let read = |entry: &[AtomicU64]| {
+        let read = move |entry: &'h [AtomicU64]| {
             let number = entry[0].load(Acquire);
             let [pid, since] = [1, 2].map(|i: usize| entry[i].load(Acquire));
             let words = entry[NAME as usize..].iter();
             let name: Vec<u8> =
                 words.flat_map(|word| word.load(Acquire).to_le_bytes()).take_while(|b| *b != 0).collect();
             let is_there = number != 0 && !self.0.is_dead(number) && entry[0].load(Acquire) == number;
-            is_there.then(|| ProcessSnapshot {
+            let process = || ProcessSnapshot {
                 pid: pid as u32,
                 program: String::from_utf8_lossy(&name).into_owned(),
                 since: from_ticks(now.saturating_sub(since)),
-            })
+            };
+            is_there.then(|| (number, process()))
         };
-        self.entries().filter_map(read).collect()
+        self.entries().filter_map(read)
     }
 
     /// Changes the number of callers of this process that wait for a limit.
@@ -147,16 +153,21 @@ impl<'h> Members<'h> {
     /// The number of waiting callers of each limit, in living processes.
     pub fn waiting(self) -> std::collections::HashMap<LimitAt, u64> {
         let mut all = std::collections::HashMap::new();
+        self.each_waiting(|limit, _, count| *all.entry(limit).or_insert(0) += count);
+        all
+    }
+
+    /// Shows the number of callers that wait for a limit in a process, by the process's number.
+    pub fn each_waiting(self, mut see: impl FnMut(LimitAt, u64, u64)) {
         let mut is_dead = std::collections::HashMap::new();
         for entry in self.waits().chunks_exact(WAIT_WORDS as usize) {
             let (name, word) = (entry[0].load(Acquire), entry[1].load(Acquire));
             let (limit, member) = (LimitAt::new(name & ((1 << MEMBER) - 1)), name >> MEMBER);
             let is_its = name != 0 && word >> TAG == member & u64::from(u32::MAX) && word as u32 != 0;
             if is_its && !*is_dead.entry(member).or_insert_with(|| self.0.is_dead(member)) {
-                *all.entry(limit).or_insert(0) += u64::from(word as u32);
+                see(limit, member, u64::from(word as u32));
             }
         }
-        all
     }
 }
 

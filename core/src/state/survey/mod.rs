@@ -1,6 +1,7 @@
 //! The snapshot of a home for observers, read as decisions read it, without a lock. (Names and policies come from the
 //! database.) Only observers call it.
 
+mod line;
 mod served;
 mod tenants;
 

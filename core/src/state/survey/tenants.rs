@@ -35,7 +35,7 @@ impl LimitCells<'_> {
         let (_, now) = self.home.clock.now_and_uptime();
         let mut all: Vec<TenantSnapshot> = Vec::new();
         let mut seen = HashSet::new();
-        for head in tenants.heads.in_order() {
+        for head in tenants.heads.in_order(0) {
             let waits = Some(from_ticks((now as Tick).saturating_sub(head.since())));
             let id = id_of(Hash([head.name, 0]));
             if !seen.insert(head.name) {
