@@ -41,6 +41,7 @@ pub(crate) use timed::Timed;
 
 use crate::error::{Error, Result};
 use crate::state::Limit;
+use internal::Behind as _;
 use shared::Shared;
 use std::sync::Arc;
 
@@ -52,6 +53,16 @@ pub(crate) fn limiter_of(limit: Limit) -> Arc<dyn Limiter> {
         (false, false) => Arc::new(Timed::of(limit)),
         (false, true) => Arc::new(Shared::new(Timed::of(limit))),
     }
+}
+
+/// Returns whether tenants share the limit, or a part of it. Then there are no places far ahead.
+pub fn is_shared(limiter: &dyn Limiter) -> bool {
+    limiter.is_shared()
+}
+
+/// Returns whether the limiter, or a part of it, is code of the program's own.
+pub fn has_custom(limiter: &dyn Limiter) -> bool {
+    limiter.has_custom()
 }
 
 fn foreign<R>(name: &str) -> Result<R> {

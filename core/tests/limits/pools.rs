@@ -2,6 +2,7 @@
 //! and no more places are held than there are workers.
 
 use crate::common::{Child, Random, most_in_any_window};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use workglow_limit::embed::{Pool, Turn, Waiter, WaiterId};
@@ -230,6 +231,39 @@ fn two_pools_share_a_limit_and_serve_every_waiter() {
         let marks: Vec<_> =
             starts.iter().flatten().map(|(_, at)| at.as_micros() as u64).map(|at| (at, at, 1)).collect();
         assert!(most_in_any_window(&marks, 2_000_000) <= 20, "{policy}");
+    }
+}
+
+#[test]
+fn tenants_of_two_pools_start_by_their_shares() {
+    for policy in ["20/1s shared", "delay 20ms shared", "20/1s burst 10 shared"] {
+        let site = Site::new();
+        site.clock.advance(ms(1));
+        let mut benches = [site.bench(policy, 24), site.bench(policy, 24)];
+        for (tenant, share) in [("birch", 3), ("cedar", 2)] {
+            site.store.share("api", tenant, share).unwrap();
+        }
+        let mut tenants = [HashMap::new(), HashMap::new()];
+        // The whale waits in both, and each of the others in one of them.
+        for (key, pools) in [("whale", vec![0, 1]), ("acme", vec![0]), ("birch", vec![1]), ("cedar", vec![0])] {
+            for at in pools.into_iter().cycle().take(60) {
+                tenants[at].insert(benches[at].join(key), key);
+            }
+        }
+        let starts = work_all(&site, &mut benches, ms(10));
+        let named = |(starts, tenants): (&Vec<(WaiterId, Duration)>, &HashMap<WaiterId, &'static str>)| {
+            starts.iter().map(|(id, at)| (*at, tenants[id])).collect::<Vec<_>>()
+        };
+        let mut all: Vec<(Duration, &str)> = starts.iter().zip(&tenants).flat_map(named).collect();
+        all.sort_by_key(|(at, _)| *at);
+        assert_eq!(all.len(), 240, "{policy}");
+        // Some units are free before the second pool asks. After them, and while all wait, each has what its share is.
+        let shared: Vec<&str> = all[20..80].iter().map(|(_, tenant)| *tenant).collect();
+        let count = |of: &str| shared.iter().filter(|tenant| **tenant == of).count() as i32;
+        for (tenant, share) in [("whale", 1), ("acme", 1), ("birch", 3), ("cedar", 2)] {
+            let off = 7 * count(tenant) - 60 * share;
+            assert!(off.abs() <= 10, "{policy}: {tenant} has {} of 60: {shared:?}", count(tenant));
+        }
     }
 }
 

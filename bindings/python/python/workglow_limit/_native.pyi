@@ -564,6 +564,10 @@ class Usage:
         """The units that are in use."""
 
     @property
+    def _is_shared(self) -> bool:
+        """Whether tenants share the limit, or a part of it. Then there are no places far ahead."""
+
+    @property
     def window(self) -> float | None:
         """The length of the window in seconds. None for a concurrency limit."""
 

@@ -716,16 +716,8 @@ impl KeyLine {
             // It does not wait.
             return Ok(claim);
         }
-        let (first, shown) = (self.waiters[&rank].shown_as(rank), std::mem::take(&mut self.shown));
-        let turn = self.ask_alone(pass, |limiter| limiter.line_up(key, first, &shown));
-        self.shown = shown;
-        let turn = match turn {
-            Err(Error::WouldWait) => return Err(Error::WouldWait),
-            // The limiter reports its failure when it is asked for a start.
-            turn => turn.unwrap_or(None),
-        };
-        let since = self.turn.filter(|(before, _)| turn.is_some_and(|turn| turn.ahead == before.ahead));
-        self.turn = turn.map(|turn| (turn, since.map_or_else(|| pass.now(), |(_, since)| since)));
+        let first = self.waiters[&rank].shown_as(rank);
+        let turn = self.look(pass, key, first)?;
         let waited = pass.now().saturating_sub(first.since);
         let near = from_ticks(self.horizon(pass.window(), waited));
         let most =
@@ -751,6 +743,22 @@ impl KeyLine {
         }
     }
 
+    /// Shows the first waiter that has no place to the lines of all processes, and returns where that is among them. `None`:
+    /// there is no such line, or the look failed.
+    fn look(&mut self, pass: &Pass, key: &str, first: First) -> Result<Option<LineTurn>> {
+        let shown = std::mem::take(&mut self.shown);
+        let turn = self.ask_alone(pass, |limiter| limiter.line_up(key, first, &shown));
+        self.shown = shown;
+        let turn = match turn {
+            Err(Error::WouldWait) => return Err(Error::WouldWait),
+            // The limiter reports its failure when it is asked for a start.
+            turn => turn.unwrap_or(None),
+        };
+        let since = self.turn.filter(|(before, _)| turn.is_some_and(|turn| turn.ahead == before.ahead));
+        self.turn = turn.map(|turn| (turn, since.map_or_else(|| pass.now(), |(_, since)| since)));
+        Ok(turn)
+    }
+
     /// Returns how long not to ask after a denial.
     fn pause(&mut self, pass: &Pass, after: Tick, is_certain: bool, horizon: Tick) -> Tick {
         let (has_places, is_shared) = (pass.limiter.has_places(), pass.limiter.is_shared());
@@ -767,8 +775,12 @@ impl KeyLine {
                 return pass.among_keys(turn.look_in());
             }
             // Nobody calls an event loop. The first two look often, for they are next: a sixteenth of the time that it has
-            // taken so far.
-            let most = if turn.ahead > 1 { LEAST_OFTEN } else { ((pass.now() - since) / 16).clamp(500, LEAST_OFTEN) };
+            // taken so far. (Of tenants' lines, only the first here gets so far.)
+            let most = if turn.ahead > 1 && !is_shared {
+                LEAST_OFTEN
+            } else {
+                ((pass.now() - since) / 16).clamp(500, LEAST_OFTEN)
+            };
             return pass.among_keys(jitter(most / 2, most));
         }
         if has_places && !self.has_any_distance(is_shared) {
