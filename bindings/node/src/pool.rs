@@ -4,18 +4,23 @@ use crate::{AnyLimiter, Pooled, milliseconds};
 use napi::bindgen_prelude::{AsyncTask, External};
 use napi_derive::napi;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use workglow_limit::embed::{Pool, Turn, Waiter, WaiterId, has_custom, is_shared};
 
 /// The waiters of one limiter.
 pub type JobPool = Arc<Mutex<Pool>>;
+
+/// How long before its place is ready a job is called: its queue takes tens of milliseconds to hand it out. No place is further ahead.
+const LEAD: Duration = Duration::from_millis(100);
 
 /// What a pool has done.
 #[napi(object)]
 pub struct PoolNews {
     /// The numbers of the waiters that joined, in the order in which they were given. -1: the limiter refused it.
     pub joined: Vec<f64>,
-    /// The waiters whose turn has come, and the texts of their places, "" for none.
+    /// The waiters whose turn has come.
     pub went: Vec<f64>,
+    /// The texts of their places; "" for none.
     pub places: Vec<String>,
     /// After how many ms it has to be advanced again; -1: not before a waiter joins.
     pub next: f64,
@@ -26,7 +31,10 @@ pub struct PoolNews {
 pub fn job_pool(limiter: &External<AnyLimiter>, grace: f64) -> Option<External<JobPool>> {
     let limiter = limiter.get();
     let is_ours = is_shared(&*limiter) && !has_custom(&*limiter);
-    is_ours.then(|| External::new(Arc::new(Mutex::new(Pool::new(limiter, Some(milliseconds(grace)))))))
+    is_ours.then(|| {
+        let pool = Pool::new(limiter, Some(milliseconds(grace))).lead(LEAD);
+        External::new(Arc::new(Mutex::new(pool)))
+    })
 }
 
 /// Lets waiters end, leave and join, and does the work that is due.

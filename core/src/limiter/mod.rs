@@ -41,7 +41,6 @@ pub(crate) use timed::Timed;
 
 use crate::error::{Error, Result};
 use crate::state::Limit;
-use internal::Behind as _;
 use shared::Shared;
 use std::sync::Arc;
 

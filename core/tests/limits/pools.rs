@@ -5,7 +5,7 @@ use crate::common::{Child, Random, most_in_any_window};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use workglow_limit::embed::{Pool, Turn, Waiter, WaiterId};
+use workglow_limit::embed::{Joined, Line, Outcome, Pool, Turn, Waiter, WaiterId};
 use workglow_limit::*;
 
 const fn ms(n: u64) -> Duration {
@@ -265,6 +265,44 @@ fn tenants_of_two_pools_start_by_their_shares() {
             assert!(off.abs() <= 10, "{policy}: {tenant} has {} of 60: {shared:?}", count(tenant));
         }
     }
+}
+
+#[test]
+fn a_free_slot_goes_to_the_tenant_that_has_had_the_least() {
+    let site = Site::new();
+    site.clock.advance(ms(1));
+    let mut bench = site.bench("1 concurrent shared", 4);
+    let whales: Vec<_> = (0..5).map(|_| bench.join("whale")).collect();
+    let mut started = Vec::new();
+    let mut run = |bench: &mut Bench, key: &str| {
+        let before = bench.went.len();
+        while bench.went.len() == before {
+            let nap = bench.advance(4).expect("a waiter remains");
+            site.clock.advance(nap);
+        }
+        // At its worker it waits before all others of its tenant.
+        let (mut line, mut over) = (Line::new(bench.limiter.clone()), Vec::new());
+        if let Joined::Done(outcome) = line.join(Waiter::new(key, 1).priority(-2047)).unwrap() {
+            over.push((0, outcome));
+        }
+        for _ in 0..3 {
+            line.advance(&mut over);
+            site.clock.advance(ms(1));
+        }
+        let Some((_, Outcome::Admitted(permit))) = over.pop() else { panic!("{key} was sent off in vain") };
+        started.push(bench.went[before].0);
+        permit
+    };
+    let first = run(&mut bench, "whale");
+    let acme = bench.join("acme");
+    bench.advance(4);
+    bench.limiter.complete(&first).unwrap();
+    bench.pool.end(whales[0]);
+    let second = run(&mut bench, "acme");
+    bench.limiter.complete(&second).unwrap();
+    bench.pool.end(acme);
+    run(&mut bench, "whale");
+    assert_eq!(started, [whales[0], acme, whales[1]]);
 }
 
 #[test]

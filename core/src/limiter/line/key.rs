@@ -5,7 +5,7 @@ mod taken;
 mod turns;
 
 pub use turns::Turn;
-pub(super) use turns::{Notices, TurnLine};
+pub(super) use turns::{LEAD, Notices, TurnLine};
 
 use super::shown::NOTICES;
 use super::{Ahead, Claim, First, LineTurn, Outcome, Rank, Shown, Terms, Waiter};

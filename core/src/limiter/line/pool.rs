@@ -1,6 +1,6 @@
 //! The waiters of a pool of workers.
 
-use super::key::{Notices, Pass, Turn, TurnLine};
+use super::key::{LEAD, Notices, Pass, Turn, TurnLine};
 use super::{Rank, Waiter, WaiterId};
 use crate::error::{Error, Result};
 use crate::fork;
@@ -79,6 +79,8 @@ pub struct Pool {
     short: BTreeSet<Arc<str>>,
     /// The places that all keys hold.
     held: usize,
+    /// How long before its place is ready a waiter leaves.
+    lead: Tick,
     last_id: WaiterId,
     generation: u64,
 }
@@ -111,9 +113,16 @@ impl Pool {
             next_line: None,
             short: BTreeSet::new(),
             held: 0,
+            lead: LEAD,
             last_id: 0,
             generation: fork::generation(),
         }
+    }
+
+    /// Sets how long before its place is ready a waiter leaves, if it is not 20 ms. A place may be nearer.
+    pub fn lead(mut self, lead: Duration) -> Pool {
+        self.lead = patience_ticks(lead);
+        self
     }
 
     /// Returns the number of waiters, by key.
@@ -146,7 +155,7 @@ impl Pool {
         let (id, rank) = (self.last_id, (waiter.priority, self.last_id));
         let (key, mut entry) = match self.keys.remove_entry(waiter.key) {
             Some(known) => known,
-            None => (waiter.key.into(), Entry::default()),
+            None => (waiter.key.into(), Entry { line: TurnLine::new(self.lead), ..Entry::default() }),
         };
         let pass = Pass::new(&*self.limiter, &key, &clock);
         let joined = entry.line.join(&pass, rank, waiter);

@@ -12,8 +12,9 @@ use crate::time::{Tick, from_ticks, grace_ticks, patience_ticks};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// A waiter leaves this long before its place is ready: reaching the worker takes a few milliseconds.
-const LEAD: Tick = 20_000;
+/// A waiter leaves this long before its place is ready, if the pool does not say otherwise: reaching the worker takes a few
+/// milliseconds.
+pub(in crate::limiter::line) const LEAD: Tick = 20_000;
 
 /// A waiter that left has started after this long, or will not. Until then its units count as taken, though the limit
 /// may not know.
@@ -65,9 +66,15 @@ pub(in crate::limiter::line) struct TurnLine {
     parked_until: Tick,
     /// Whether a waiter of a tenant may ask when a worker is free that no place is held for.
     lacks_spare: bool,
+    /// How long before its place is ready a waiter leaves.
+    lead: Tick,
 }
 
 impl TurnLine {
+    pub fn new(lead: Tick) -> TurnLine {
+        TurnLine { lead, ..TurnLine::default() }
+    }
+
     /// Returns whether no caller waits and none is elsewhere.
     pub fn is_empty(&self) -> bool {
         self.line.is_empty() && self.running == 0
@@ -118,7 +125,7 @@ impl TurnLine {
 
     /// Returns when a waiter can leave, if there is a worker then.
     pub fn next_turn(&self) -> Option<Tick> {
-        let first = self.line.places.front().map(|first| first.ready.saturating_sub(LEAD).max(self.parked_until));
+        let first = self.line.places.front().map(|first| first.ready.saturating_sub(self.lead).max(self.parked_until));
         self.lacks_worker.or(first)
     }
 
@@ -228,7 +235,7 @@ impl TurnLine {
         // The places just taken may be ready.
         self.hand_out(pass, offer, notices);
         let is_held = match self.line.places.front() {
-            Some(first) => first.ready.saturating_sub(LEAD).max(self.parked_until) > pass.now(),
+            Some(first) => first.ready.saturating_sub(self.lead).max(self.parked_until) > pass.now(),
             None => self.is_full,
         };
         if is_held {
@@ -246,7 +253,7 @@ impl TurnLine {
     fn hand_out(&mut self, pass: &Pass, offer: &mut Offer, notices: &mut Notices) {
         while offer.free > 0
             && let Some(first) = self.line.places.front()
-            && first.ready.saturating_sub(LEAD).max(self.parked_until) <= pass.now()
+            && first.ready.saturating_sub(self.lead).max(self.parked_until) <= pass.now()
         {
             if pass.is_over() {
                 self.line.is_unfinished = true;
