@@ -172,13 +172,21 @@ class PlaceStore {
     const { queue } = job as unknown as { queue: { toKey(name: string): string; opts?: { concurrency?: number } } };
     const isReplaced = id !== undefined && Boolean(replace);
     const key = queue.toKey(`workglow-limit:${isReplaced ? `de:${id}` : job.id}`);
-    return new PlaceStore(redis, key, isReplaced || job.attemptsStarted > 1, queue.toKey("marker"), isReplaced ? null : {
-      name: queue.toKey(job.id!),
-      count: (names) => redis.exists(...names),
-      workers: queue.opts?.concurrency ?? 1,
-      priority: job.opts.priority ?? 0,
-      call: (text) => Promise.all([redis.keep(key, text, CALLED), job.promote()]),
-    });
+    return new PlaceStore(
+      redis,
+      key,
+      isReplaced || job.attemptsStarted > 1,
+      queue.toKey("marker"),
+      isReplaced
+        ? null
+        : {
+            name: queue.toKey(job.id!),
+            count: (names) => redis.exists(...names),
+            workers: queue.opts?.concurrency ?? 1,
+            priority: job.opts.priority ?? 0,
+            call: (text) => Promise.all([redis.keep(key, text, CALLED), job.promote()]),
+          },
+    );
   }
 
   /** Wakes a worker, as BullMQ does for a new job: it then takes the delayed jobs that are due. */

@@ -13,14 +13,17 @@ export const FIRST = -2047;
 /** The largest priority of a job that counts. */
 const LAST = 1023;
 
-/** How long a called job may be on its way, in ms. Then its worker counts as free. */
-const ON_THE_WAY = 2_000;
+/**
+ * How long a called job is on its way, in ms, if it does not arrive here: another process has it then, or it is late, and a slot here counts as
+ * free again.
+ */
+const ON_THE_WAY = 250;
 
 /**
- * How late a called job may start with its place, in ms: so much that a busy queue hands it out in time. That costs the limit nothing, since
- * a start gives back what it did not use, and those after it have not taken their places yet.
+ * How late a called job may start with its place, in ms. A start gives back what it did not use if those before it have started, so on a
+ * busy machine more would cost more than the places that are lost.
  */
-const LATE = 1_000;
+const LATE = 200;
 
 /** The shortest time after which a job comes back that nobody called, in ms: the process that stands in line for it may be dead. */
 const UNCALLED = 10_000;

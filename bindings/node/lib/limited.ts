@@ -115,7 +115,12 @@ export function limitJobs<J>(limiter: Limiter, keyOf: KeyOf<J> | null | undefine
       const gone = await sendAway(delay, answer, isDecider ? 0 : hold);
       if (feed !== null && place === null) {
         const { name, workers, priority } = kept!;
-        const job = { name, key: textOf(limiter, request), weight: startWeightOf(weight), priority: rankOf(priority, isBack || brought !== null) };
+        const job = {
+          name,
+          key: textOf(limiter, request),
+          weight: startWeightOf(weight),
+          priority: rankOf(priority, isBack || brought !== null),
+        };
         feed.join({ ...job, call: (text) => kept!.call(text) }, workers);
       } else if (kept !== null) {
         const at = place?.readyAt?.getTime() ?? asked + wait;

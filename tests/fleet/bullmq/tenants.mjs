@@ -69,9 +69,11 @@ export async function runTenants({ mode = "tenants", jobs, limit, windowMs, jobM
     const all = `${folder}/all`;
     fs.mkdirSync(all);
     for (const key of keys)
-      for (const file of fs.readdirSync(`${folder}/starts/${key}`)) fs.copyFileSync(`${folder}/starts/${key}/${file}`, `${all}/${key}-${file}`);
+      for (const file of fs.readdirSync(`${folder}/starts/${key}`))
+        fs.copyFileSync(`${folder}/starts/${key}/${file}`, `${all}/${key}-${file}`);
     // From when all tenants wait until the first of them has no more jobs.
-    const begin = Math.max(...keys.map((key) => Math.min(...starts.filter((start) => start.key === key).map((start) => start.asked)))) + windowMs;
+    const begin =
+      Math.max(...keys.map((key) => Math.min(...starts.filter((start) => start.key === key).map((start) => start.asked)))) + windowMs;
     const end = Math.min(...keys.map((key) => starts.findLast((start) => start.key === key)?.at ?? 0));
     const counted = starts.filter(({ at }) => at >= begin && at < end);
     return {
@@ -90,7 +92,9 @@ export async function runTenants({ mode = "tenants", jobs, limit, windowMs, jobM
         }),
       ),
       counted: counted.length,
-      parts: Object.fromEntries(keys.map((key) => [key, counted.filter((start) => start.key === key).length / Math.max(1, counted.length)])),
+      parts: Object.fromEntries(
+        keys.map((key) => [key, counted.filter((start) => start.key === key).length / Math.max(1, counted.length)]),
+      ),
       delaysPerJob: delays / total,
       scriptsPerJob: scripts / total,
     };

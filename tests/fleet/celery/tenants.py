@@ -7,7 +7,6 @@ the shares 1, 3 and 2, on 20 starts per second. The same jobs under a limit with
 """
 
 import argparse
-import itertools
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 from brokers import KINDS
 from fleet import ROOT, Fleet, broker
 from evidence import SECOND, most_in_any_window
+from workglow_limit import Store
 
 LIMIT, WINDOW = 20, 1  # starts per seconds
 WORKERS, CHILDREN = 3, 2
@@ -28,7 +28,9 @@ class Result:
     twice: int  # jobs that started more than once
     span: float  # s from the first start to the last
     ideal: float
-    first: dict[str, tuple[float, int]]  # each tenant's first job: s from its receipt to its start, and other starts in between
+    first: dict[
+        str, tuple[float, int]
+    ]  # each tenant's first job: s from its receipt to its start, and other starts in between
     parts: dict[str, float]  # of the starts while all tenants had jobs that a worker had received
     counted: int  # these starts
     again: float  # how often a job was delivered again: the mean
@@ -59,20 +61,17 @@ def measure(kind, folder, count, policy=f"{LIMIT}/{WINDOW}s shared"):
         if tenant != "whale"
     }
     everything = [job for of in jobs.values() for job in of]
-    with (
-        broker(kind, folder) as url,
-        Fleet(folder, url, [environment(folder, policy)] * WORKERS, CHILDREN) as fleet,
-    ):
-        if policy.endswith("shared"):
-            from workglow_limit import Store
-
-            store = Store(f"sqlite:{folder}/limits.db")
-            store.limiter("fleet", policy).peek("whale")
-            for tenant, share in SHARES.items():
-                store.share("fleet", tenant, share)
+    if policy.endswith("shared"):
+        store = Store(f"sqlite:{folder}/limits.db")
+        store.limiter("fleet", policy).peek("whale")
+        for tenant, share in SHARES.items():
+            store.share("fleet", tenant, share)
+    # All is sent before the workers start, so that the whale has jobs for as long as the others.
+    with broker(kind, folder) as url, Fleet(folder, url, [], CHILDREN) as fleet:
         for tenant, of in jobs.items():
             for job in of:
                 fleet.send("job", job, args=[tenant])
+        fleet.join([environment(folder, policy)] * WORKERS)
         log = fleet.wait(lambda log: all(map(log.ended, everything)), 60 + 3 * len(everything) // LIMIT)
         fleet.stop()
         log = fleet.log()
@@ -92,7 +91,9 @@ def judge(log, jobs):
     end = min(max(log.runs[job][0].b for job in of if log.started(job)) for of in jobs.values())
     for tenant, of in jobs.items():
         waiting = 0
-        events = sorted([(received[job], 1) for job in of] + [(log.runs[job][0].b, -1) for job in of if log.started(job)])
+        events = sorted(
+            [(received[job], 1) for job in of] + [(log.runs[job][0].b, -1) for job in of if log.started(job)]
+        )
         for at, change in events:
             waiting += change
             if at > begin and waiting == 0:
