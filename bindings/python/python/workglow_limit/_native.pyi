@@ -564,10 +564,6 @@ class Usage:
         """The units that are in use."""
 
     @property
-    def _is_shared(self) -> bool:
-        """Whether tenants share the limit, or a part of it. Then there are no places far ahead."""
-
-    @property
     def window(self) -> float | None:
         """The length of the window in seconds. None for a concurrency limit."""
 
@@ -818,6 +814,10 @@ class Limiter:
     @property
     def name(self) -> str:
         """The limit's name, as in Decision.denied_by."""
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether tenants share the limit, or a part of it. Then there are no places far ahead."""
 
     @property
     def window(self) -> float | None:
