@@ -174,7 +174,8 @@ pub mod embed {
     pub use crate::charges::{line_key, own_key as plain_key};
     pub use crate::fork::generation as fork_generation;
     pub use crate::limiter::{
-        Begun, Claim, Joined, Line, Outcome, Pool, Seat, Step, Terms, Turn, Waiter, WaiterId, acquire,
+        Begun, Claim, Joined, Line, Outcome, Pool, Seat, Step, Terms, Turn, Waiter, WaiterId, acquire, has_custom,
+        is_shared,
     };
     pub use crate::policy::{MAX_NAME_BYTES, MAX_SHARE, MAX_WINDOWS};
     pub use crate::server::finish_calls;

@@ -103,6 +103,9 @@ export function withLimiter<T = any, R = any, N extends string = string>(
  */
 const OVERSLEPT = 60;
 
+/** How long the text of a called job is kept, in ms. A job that comes back later asks again. */
+const CALLED = 5_000;
+
 /** @internal The commands of BullMQ's Redis client. */
 export interface Redis {
   get(key: string): Promise<string | null>;
@@ -166,11 +169,24 @@ class PlaceStore {
   static of(job: Job, redis: Redis | null): PlaceStore | null {
     if (redis === null) return null;
     const { id, replace } = job.opts.deduplication ?? {};
-    const { queue } = job as unknown as { queue: { toKey(name: string): string } };
+    const { queue } = job as unknown as { queue: { toKey(name: string): string; opts?: { concurrency?: number } } };
     const isReplaced = id !== undefined && Boolean(replace);
     const key = queue.toKey(`workglow-limit:${isReplaced ? `de:${id}` : job.id}`);
-    const kept = isReplaced ? null : { name: queue.toKey(job.id!), count: (names: readonly string[]) => redis.exists(...names) };
-    return new PlaceStore(redis, key, isReplaced || job.attemptsStarted > 1, queue.toKey("marker"), kept);
+    return new PlaceStore(
+      redis,
+      key,
+      isReplaced || job.attemptsStarted > 1,
+      queue.toKey("marker"),
+      isReplaced
+        ? null
+        : {
+            name: queue.toKey(job.id!),
+            count: (names) => redis.exists(...names),
+            workers: queue.opts?.concurrency ?? 1,
+            priority: job.opts.priority ?? 0,
+            call: (text) => Promise.all([redis.keep(key, text, CALLED), job.promote()]),
+          },
+    );
   }
 
   /** Wakes a worker, as BullMQ does for a new job: it then takes the delayed jobs that are due. */

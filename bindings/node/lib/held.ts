@@ -3,6 +3,7 @@
 import type { Redis } from "./bullmq.js";
 import { type Key, type Weight, weightText } from "./charges.js";
 import { WeightExceedsCapacity } from "./errors.js";
+import { Feed } from "./feed.js";
 import { type Decider, LATEST, type Later, type Request, ask, use } from "./limited.js";
 import type { Limiter } from "./limiter.js";
 import { Permit } from "./permit.js";
@@ -76,7 +77,7 @@ export class HeldQueue implements Decider {
     if (redis === null || worker === undefined || worker.processFn !== processor) return null;
     if (typeof worker.rateLimit !== "function" || typeof moveToWait !== "function") return null;
     await limiter._opening();
-    if (limiter._holds || concurrent.has(limiter)) return null;
+    if (limiter._holds || concurrent.has(limiter) || Feed.of(limiter) !== null) return null;
     let queue = held.get(worker);
     if (queue === undefined) held.set(worker, (queue = new HeldQueue(worker, redis)));
     return worker.opts.limiter !== queue.#limiter || (await queue.#hasGlobal()) ? null : queue;

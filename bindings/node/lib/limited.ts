@@ -1,7 +1,8 @@
 // Limits the jobs of all queues: a job starts, waits a moment in its worker, or is delayed and comes back with its place.
 
-import { type Key, type Weight, isParts, nameOf, startKeyOf } from "./charges.js";
+import { type Key, type Weight, isParts, nameOf, startKeyOf, startWeightOf } from "./charges.js";
 import { LimitError, TimeoutError, invalid } from "./errors.js";
+import { FIRST, Feed, TURN, graceOf, rankOf } from "./feed.js";
 import { warn } from "./hooks.js";
 import { type Duration, maybeMilliseconds, options as checkOptions, whole } from "./input.js";
 import { Limiter } from "./limiter.js";
@@ -63,6 +64,12 @@ export interface Kept {
   readonly name: string;
   /** Returns how many jobs of these names are still there. */
   count(names: readonly string[]): Promise<number>;
+  /** How many jobs the worker runs at the same time. */
+  readonly workers: number;
+  /** The job's priority in its queue. Less is sooner. */
+  readonly priority: number;
+  /** Makes the queue hand out the job now, with this text instead of a place's. Rejects if it is not delayed. */
+  call(text: string): Promise<unknown>;
 }
 
 /** Limits one job: `run` starts it with the permit, `delay` delays it. `kept`, if the queue knows which delayed jobs are gone. */
@@ -93,14 +100,29 @@ export function limitJobs<J>(limiter: Limiter, keyOf: KeyOf<J> | null | undefine
     const name = nameOf(key);
     await limiter._opening();
     const request = { key, weight, name, hold, grace };
-    if (kept !== null) await forgetGone(limiter, name, kept, brought === null);
     const isDecider = typeof brought === "object" && brought !== null;
-    const answer = await (isDecider ? brought.start(limiter, request) : start(limiter, request, brought));
+    const feed = kept === null || isDecider ? null : Feed.of(limiter);
+    const isBack = feed?.arrive(kept!.name) ?? false;
+    if (kept !== null && feed === null) await forgetGone(limiter, name, kept, brought === null);
+    const answer = await (isDecider
+      ? brought.start(limiter, request)
+      : feed !== null
+        ? startInTurn(feed, limiter, request, brought)
+        : start(limiter, request, brought));
     if (!(answer instanceof Permit)) {
       const { wait, place } = answer;
       const asked = Date.now();
       const gone = await sendAway(delay, answer, isDecider ? 0 : hold);
-      if (kept !== null) {
+      if (feed !== null && place === null) {
+        const { name, workers, priority } = kept!;
+        const job = {
+          name,
+          key: textOf(limiter, request),
+          weight: startWeightOf(weight),
+          priority: rankOf(priority, isBack || brought !== null),
+        };
+        feed.join({ ...job, call: (text) => kept!.call(text) }, workers);
+      } else if (kept !== null) {
         const at = place?.readyAt?.getTime() ?? asked + wait;
         stateOf(limiter)
           .backlogs.of(name, asked)
@@ -109,12 +131,20 @@ export function limitJobs<J>(limiter: Limiter, keyOf: KeyOf<J> | null | undefine
       notify(onLimited, job, { key, wait, hasPlace: place !== null });
       return gone;
     }
+    const end = feed?.begin();
     try {
       return await run(answer);
     } finally {
+      end?.();
       await answer.completeAsync();
     }
   };
+}
+
+/** Returns a request's key as the core knows it. */
+function textOf(limiter: Limiter, { key, weight }: Request): string {
+  const start = startKeyOf(key, weight);
+  return typeof start === "string" ? start : start.textFor(limiter._native);
 }
 
 function maybeFunction(parameter: string, value: unknown): void {
@@ -191,6 +221,37 @@ async function giveBack(limiter: Limiter, text: string): Promise<void> {
     await limiter.place(text).cancelAsync();
   } catch (error) {
     warn("the place of a job that was removed could not be given back", error);
+  }
+}
+
+/**
+ * Returns a start of a shared limit, after a short wait at most; or when to come back if nobody calls the job. Until then it is in the
+ * line of the process that sent it away.
+ */
+async function startInTurn(feed: Feed, limiter: Limiter, request: Request, brought: string | null): Promise<Permit | Later> {
+  const { key, weight, hold } = request;
+  if (brought !== null && brought !== TURN) {
+    const answer = await use(limiter, { ...request, grace: graceOf(limiter) }, brought);
+    if (answer !== null) return answer;
+  }
+  // A called job is before all others of its tenant. A new one waits only where it is the first of its tenant here.
+  const isCalled = brought !== null;
+  const permit =
+    isCalled || !feed.has(textOf(limiter, request))
+      ? await inTime(() => limiter.acquire({ key, weight, timeout: hold, priority: isCalled ? FIRST : 0 }))
+      : await limiter.tryAcquireAsync({ key, weight });
+  if (permit !== null) return permit;
+  const { limit } = await limiter.peekAsync({ key, weight });
+  return { wait: feed.uncalledAfter(limit), place: null };
+}
+
+/** Returns a start; `null` if it would be too late. */
+async function inTime(acquire: () => Promise<Permit>): Promise<Permit | null> {
+  try {
+    return await acquire();
+  } catch (error) {
+    if (error instanceof TimeoutError) return null;
+    throw error;
   }
 }
 

@@ -16,6 +16,7 @@ export type NativeClock = Opaque<"clock">;
 export type NativePolicy = Opaque<"policy">;
 export type NativeLimiter = Opaque<"limiter">;
 /** The events of this thread for which its hooks have not been called yet. */
+export type NativePool = Opaque<"pool">;
 export type NativeEventQueue = Opaque<"event queue">;
 export type NativeWakeQueue = Opaque<"wake queue">;
 /** A call that has to wait for the store. */
@@ -50,6 +51,17 @@ export interface Advice {
 export type NativeSnapshot = Omit<Snapshot, "at" | "limits"> & { readonly at: number; readonly limits: readonly NativeLimitSnapshot[] };
 type NativeLimitSnapshot = Counted<Omit<LimitSnapshot, "hotKeys">> & { readonly hotKeys: readonly Counted<KeySnapshot>[] };
 type Counted<T> = Omit<T, "stats"> & { readonly stats: readonly number[] };
+
+/** What a pool has done: see `src/pool.rs`. */
+export interface PoolNews {
+  /** The numbers of those that joined; -1 for one that was refused. */
+  readonly joined: readonly number[];
+  /** The waiters whose turn has come, and the texts of their places; "" for none. */
+  readonly went: readonly number[];
+  readonly places: readonly string[];
+  /** After how many ms it has to be advanced again; -1: not before a waiter joins. */
+  readonly next: number;
+}
 
 interface Native {
   store(
@@ -129,6 +141,17 @@ interface Native {
   unlisten(limiter: NativeLimiter, listening: number): void;
   listenToStore(store: NativeStore, event: string, queue: NativeEventQueue, hook: number): number;
   unlistenToStore(store: NativeStore, listening: number): void;
+  jobPool(limiter: NativeLimiter, grace: number): NativePool | null;
+  advancePool(
+    pool: NativePool,
+    ended: readonly number[],
+    left: readonly number[],
+    keys: readonly string[],
+    weights: readonly number[],
+    priorities: readonly number[],
+    workers: number,
+    free: number,
+  ): Promise<PoolNews>;
   finish(call: PendingCall): Promise<Uint8Array>;
 }
 

@@ -8,6 +8,7 @@ mod custom;
 pub mod hooks;
 mod layout;
 pub mod policies;
+pub mod pool;
 pub mod snapshot;
 pub mod wakes;
 

@@ -26,7 +26,7 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
-use workglow_limit::embed::{Begun, MayWait, Seat, Step, fork_generation};
+use workglow_limit::embed::{Begun, MayWait, Seat, Step, fork_generation, is_shared};
 use workglow_limit::{Attempt, Error, Presented, RawPermit, Reserved};
 
 /// The longest sleep of the main thread in `acquire` between checks for signals (Ctrl-C).
@@ -660,6 +660,12 @@ impl Limiter {
         };
         given.use_up();
         next.into_pyobject(py).map(Bound::unbind)
+    }
+
+    /// Whether tenants share the limit, or a part of it. Then there are no places far ahead.
+    #[getter]
+    fn _is_shared(&self) -> bool {
+        is_shared(&*self.shared.core)
     }
 
     /// Returns the permit for a text from to_text, also from another process, to complete, cancel or settle its start.

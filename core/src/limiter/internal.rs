@@ -330,6 +330,11 @@ pub trait Awaited: Quiet {
         None
     }
 
+    /// Where tenants share the limit: returns how far ahead of the others a tenant is. The least one is next.
+    fn lead(&self, _key: &str) -> u64 {
+        0
+    }
+
     /// Takes back what a tenant was charged for a place of its line that nobody will use.
     fn take_back_charge(&self, _shown: &Cell<Shown>, _place: &RawPermit) {}
 

@@ -54,6 +54,16 @@ pub(crate) fn limiter_of(limit: Limit) -> Arc<dyn Limiter> {
     }
 }
 
+/// Returns whether tenants share the limit, or a part of it. Then there are no places far ahead.
+pub fn is_shared(limiter: &dyn Limiter) -> bool {
+    limiter.is_shared()
+}
+
+/// Returns whether the limiter, or a part of it, is code of the program's own.
+pub fn has_custom(limiter: &dyn Limiter) -> bool {
+    limiter.has_custom()
+}
+
 fn foreign<R>(name: &str) -> Result<R> {
     Err(Error::ForeignPermit { limit: name.to_owned() })
 }

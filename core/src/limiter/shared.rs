@@ -414,6 +414,14 @@ impl<L: Shareable> Awaited for Shared<L> {
         Some((head.at, has_turn))
     }
 
+    fn lead(&self, key: &str) -> u64 {
+        let lead = |found: &Key| {
+            let shares = found.tenants().and_then(|tenants| tenants.heads.shares());
+            Ok(shares.map_or(0, |shares| shares.lead(Self::name_of(found, key), shares.now())))
+        };
+        self.with(lead).unwrap_or(0)
+    }
+
     fn take_back_charge(&self, shown: &Cell<Shown>, place: &RawPermit) {
         if let (Some((tenant, share)), Some(place)) = (shown.get().charged(), place.timed()) {
             let _ = self.with(|found| {

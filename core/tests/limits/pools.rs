@@ -2,9 +2,10 @@
 //! and no more places are held than there are workers.
 
 use crate::common::{Child, Random, most_in_any_window};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use workglow_limit::embed::{Pool, Turn, Waiter, WaiterId};
+use workglow_limit::embed::{Joined, Line, Outcome, Pool, Turn, Waiter, WaiterId};
 use workglow_limit::*;
 
 const fn ms(n: u64) -> Duration {
@@ -231,6 +232,77 @@ fn two_pools_share_a_limit_and_serve_every_waiter() {
             starts.iter().flatten().map(|(_, at)| at.as_micros() as u64).map(|at| (at, at, 1)).collect();
         assert!(most_in_any_window(&marks, 2_000_000) <= 20, "{policy}");
     }
+}
+
+#[test]
+fn tenants_of_two_pools_start_by_their_shares() {
+    for policy in ["20/1s shared", "delay 20ms shared", "20/1s burst 10 shared"] {
+        let site = Site::new();
+        site.clock.advance(ms(1));
+        let mut benches = [site.bench(policy, 24), site.bench(policy, 24)];
+        for (tenant, share) in [("birch", 3), ("cedar", 2)] {
+            site.store.share("api", tenant, share).unwrap();
+        }
+        let mut tenants = [HashMap::new(), HashMap::new()];
+        // The whale waits in both, and each of the others in one of them.
+        for (key, pools) in [("whale", vec![0, 1]), ("acme", vec![0]), ("birch", vec![1]), ("cedar", vec![0])] {
+            for at in pools.into_iter().cycle().take(60) {
+                tenants[at].insert(benches[at].join(key), key);
+            }
+        }
+        let starts = work_all(&site, &mut benches, ms(10));
+        let named = |(starts, tenants): (&Vec<(WaiterId, Duration)>, &HashMap<WaiterId, &'static str>)| {
+            starts.iter().map(|(id, at)| (*at, tenants[id])).collect::<Vec<_>>()
+        };
+        let mut all: Vec<(Duration, &str)> = starts.iter().zip(&tenants).flat_map(named).collect();
+        all.sort_by_key(|(at, _)| *at);
+        assert_eq!(all.len(), 240, "{policy}");
+        // Some units are free before the second pool asks. After them, and while all wait, each has what its share is.
+        let shared: Vec<&str> = all[20..80].iter().map(|(_, tenant)| *tenant).collect();
+        let count = |of: &str| shared.iter().filter(|tenant| **tenant == of).count() as i32;
+        for (tenant, share) in [("whale", 1), ("acme", 1), ("birch", 3), ("cedar", 2)] {
+            let off = 7 * count(tenant) - 60 * share;
+            assert!(off.abs() <= 10, "{policy}: {tenant} has {} of 60: {shared:?}", count(tenant));
+        }
+    }
+}
+
+#[test]
+fn a_free_slot_goes_to_the_tenant_that_has_had_the_least() {
+    let site = Site::new();
+    site.clock.advance(ms(1));
+    let mut bench = site.bench("1 concurrent shared", 4);
+    let whales: Vec<_> = (0..5).map(|_| bench.join("whale")).collect();
+    let mut started = Vec::new();
+    let mut run = |bench: &mut Bench, key: &str| {
+        let before = bench.went.len();
+        while bench.went.len() == before {
+            let nap = bench.advance(4).expect("a waiter remains");
+            site.clock.advance(nap);
+        }
+        // At its worker it waits before all others of its tenant.
+        let (mut line, mut over) = (Line::new(bench.limiter.clone()), Vec::new());
+        if let Joined::Done(outcome) = line.join(Waiter::new(key, 1).priority(-2047)).unwrap() {
+            over.push((0, outcome));
+        }
+        for _ in 0..3 {
+            line.advance(&mut over);
+            site.clock.advance(ms(1));
+        }
+        let Some((_, Outcome::Admitted(permit))) = over.pop() else { panic!("{key} was sent off in vain") };
+        started.push(bench.went[before].0);
+        permit
+    };
+    let first = run(&mut bench, "whale");
+    let acme = bench.join("acme");
+    bench.advance(4);
+    bench.limiter.complete(&first).unwrap();
+    bench.pool.end(whales[0]);
+    let second = run(&mut bench, "acme");
+    bench.limiter.complete(&second).unwrap();
+    bench.pool.end(acme);
+    run(&mut bench, "whale");
+    assert_eq!(started, [whales[0], acme, whales[1]]);
 }
 
 #[test]

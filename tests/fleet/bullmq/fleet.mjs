@@ -14,7 +14,7 @@ const COUNT = `import sys; sys.path.insert(0, sys.argv[1]); import evidence
 for folder in sys.argv[3:]: print(evidence.most_in_any_window(evidence.read(folder), int(sys.argv[2])))`;
 
 /** Returns the most starts of each folder that surely lie in one window. */
-function mostInAnyWindow(folders, windowMs) {
+export function mostInAnyWindow(folders, windowMs) {
   const output = execFileSync("python3", ["-c", COUNT, EVIDENCE, String(windowMs * 1e6), ...folders], { encoding: "utf8" });
   return output.trim().split("\n").map(Number);
 }

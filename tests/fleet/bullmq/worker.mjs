@@ -12,6 +12,8 @@ const connection = { host: "127.0.0.1", port };
 // Each write is one whole line.
 const logs = Object.fromEntries(keys.map((key) => [key, fs.openSync(`${folder}/starts/${key}/worker-${process.pid}.log`, "a")]));
 
+if (mode === "tenants") logs.asked = fs.openSync(`${folder}/asked`, "a");
+
 /** The job. It records the interval of its start, on the clock of the machine: see examples/fleet/evidence.py. */
 async function run(job, a) {
   const b = process.hrtime.bigint();
@@ -44,6 +46,22 @@ const modes = {
     );
     const processor = (job, token, signal) => {
       asked.set(job, process.hrtime.bigint());
+      return limited(job, token, signal);
+    };
+    return [new Worker("fleet", processor, { connection, concurrency })];
+  },
+  /** Ours: one budget that tenants share. */
+  tenants() {
+    const store = new Store(`sqlite:${folder}/limits.db`);
+    const asked = new WeakMap();
+    const limited = withLimiter(
+      store.limiter("fleet", `${limit}/${windowMs}ms shared`),
+      (job) => job.data.key,
+      (job, token, signal, permit) => run(job, notBefore(asked.get(job), permit)),
+    );
+    const processor = (job, token, signal) => {
+      asked.set(job, process.hrtime.bigint());
+      fs.writeSync(logs.asked, `${job.id} ${Date.now()}\n`);
       return limited(job, token, signal);
     };
     return [new Worker("fleet", processor, { connection, concurrency })];

@@ -99,10 +99,11 @@ if WHO == "ours":
         bind=True,
         limit=os.environ["FLEET_POLICY"],
         limit_name="fleet",
+        limit_key="tenant" if os.environ.get("FLEET_TENANTS") else None,
         on_limit="hold",
         limit_hold=float(os.environ["FLEET_HOLD"]),
     )
-    def job(self):
+    def job(self, tenant=None):
         run(self.request, current_permit().ready_at_monotonic)
 
 elif WHO == "stock":

@@ -3,6 +3,7 @@
 import killed
 import pytest
 import run
+import tenants
 from brokers import HAS_RABBITMQ, KINDS
 from fleet import Fleet, broker
 
@@ -91,6 +92,17 @@ def test_a_message_that_rabbitmq_delayed_may_go_back(tmp_path):
             log = fleet.wait(lambda log: all(map(log.ended, jobs)))
     assert [len(log.runs[job]) for job in jobs] == [1, 1]
     assert max(len(log.receipts[job]) for job in jobs) > 1
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "filesystem"])
+def test_tenants_beside_a_whale_have_starts_by_their_shares(kind, tmp_path):
+    result = tenants.measure(kind, tmp_path / "run", 60)
+    print(f"\n{result}")
+    assert (result.over, result.lost, result.twice) == (0, 0, 0)
+    for tenant, share in tenants.SHARES.items():
+        assert abs(result.parts[tenant] - share / 7) < 0.05
+        # The whale has 60 jobs, and may have one of seven starts.
+        assert result.first[tenant][1] <= 2 * tenants.LIMIT
 
 
 def test_a_task_that_waits_beyond_the_visibility_timeout_starts_once(tmp_path):

@@ -816,6 +816,10 @@ class Limiter:
         """The limit's name, as in Decision.denied_by."""
 
     @property
+    def _is_shared(self) -> bool:
+        """Whether tenants share the limit, or a part of it. Then there are no places far ahead."""
+
+    @property
     def window(self) -> float | None:
         """The shortest time over which starts are counted, in seconds; None if starts are not counted. The cost of a
         place's grace is a fraction of it."""

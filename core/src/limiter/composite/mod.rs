@@ -507,6 +507,10 @@ impl Awaited for CompositeLimiter {
         self.shared_part().and_then(|(_, child)| child.next_line(is_among))
     }
 
+    fn lead(&self, key: &str) -> u64 {
+        self.at_shared_part(key, |child, key| Some(child.lead(key))).unwrap_or(0)
+    }
+
     fn counts_places(&self) -> bool {
         self.group.all().iter().all(|child| child.counts_places() || !child.has_places())
     }

@@ -18,7 +18,7 @@ pub(super) use pass::Pass;
 pub(super) use pausing::LOOK_SOONER;
 pub(super) use queue::Wanted;
 pub use turns::Turn;
-pub(super) use turns::{Notices, TurnLine};
+pub(super) use turns::{LEAD, Notices, TurnLine};
 
 use super::{Claim, LineTurn, Outcome, Rank, Shown, Waiter};
 use crate::charges::is_joint;

@@ -1,6 +1,6 @@
 //! The waiters of a pool of workers.
 
-use super::key::{Notices, Pass, Turn, TurnLine};
+use super::key::{LEAD, Notices, Pass, Turn, TurnLine};
 use super::{Rank, Waiter, WaiterId};
 use crate::error::{Error, Result};
 use crate::fork;
@@ -25,6 +25,8 @@ pub(super) struct Offer {
     pub late: Tick,
     /// How late a place may be presented; `None`: chosen by the limit's window.
     pub grace: Option<Tick>,
+    /// The places that the other keys hold.
+    pub held: usize,
 }
 
 impl Offer {
@@ -39,6 +41,11 @@ impl Offer {
             }
         };
         (from_ticks(near), from_ticks(far))
+    }
+
+    /// Returns whether a worker is idle that no place is held for, if the asking key holds so many.
+    pub fn has_spare(&self, own: usize) -> bool {
+        self.free > self.held + own
     }
 }
 
@@ -63,6 +70,17 @@ pub struct Pool {
     waiters: HashMap<WaiterId, (Arc<str>, i32, u64)>,
     /// The waiters that left, and when.
     running: HashMap<WaiterId, (Arc<str>, Tick)>,
+    /// The tenants' lines that are shown, by where they are, and which of them is next: see [`Awaited::next_line`].
+    ///
+    /// [`Awaited::next_line`]: crate::limiter::internal::Awaited::next_line
+    shown: HashMap<usize, Arc<str>>,
+    next_line: Option<(usize, bool)>,
+    /// The tenants that wait for a worker.
+    short: BTreeSet<Arc<str>>,
+    /// The places that all keys hold.
+    held: usize,
+    /// How long before its place is ready a waiter leaves.
+    lead: Tick,
     last_id: WaiterId,
     generation: u64,
 }
@@ -70,6 +88,9 @@ pub struct Pool {
 #[derive(Debug, Default)]
 struct Entry {
     line: TurnLine,
+    /// What the pool has noted of it: where it is shown, and its places.
+    shown_at: Option<usize>,
+    places: usize,
     /// The entries of this key in [`Pool::due`] and [`Pool::turns`].
     due: Option<Tick>,
     turn: Option<Tick>,
@@ -88,9 +109,20 @@ impl Pool {
             turns: BTreeSet::new(),
             waiters: HashMap::new(),
             running: HashMap::new(),
+            shown: HashMap::new(),
+            next_line: None,
+            short: BTreeSet::new(),
+            held: 0,
+            lead: LEAD,
             last_id: 0,
             generation: fork::generation(),
         }
+    }
+
+    /// Sets how long before its place is ready a waiter leaves, if it is not 20 ms. A place may be nearer.
+    pub fn lead(mut self, lead: Duration) -> Pool {
+        self.lead = patience_ticks(lead);
+        self
     }
 
     /// Returns the number of waiters, by key.
@@ -123,7 +155,7 @@ impl Pool {
         let (id, rank) = (self.last_id, (waiter.priority, self.last_id));
         let (key, mut entry) = match self.keys.remove_entry(waiter.key) {
             Some(known) => known,
-            None => (waiter.key.into(), Entry::default()),
+            None => (waiter.key.into(), Entry { line: TurnLine::new(self.lead), ..Entry::default() }),
         };
         let pass = Pass::new(&*self.limiter, &key, &clock);
         let joined = entry.line.join(&pass, rank, waiter);
@@ -149,6 +181,9 @@ impl Pool {
             self.each(|line, _, now| line.wake(now));
         }
         (self.offer.workers, self.offer.free) = (workers, free);
+        if self.has_spare() {
+            self.wake_short();
+        }
         let now = clock.now().floor;
         let mut blocked = Vec::new();
         while !super::is_over(began, BATCH, &clock)
@@ -156,8 +191,13 @@ impl Pool {
         {
             let Some(mut entry) = self.keys.remove(&key) else { continue };
             let mut out = Notices::new();
-            let pass = Pass { keys: self.keys.len() + 1, ..Pass::new(&*self.limiter, &key, &clock) };
+            let is_next = self.next_line.is_some_and(|(at, _)| Some(at) == entry.shown_at);
+            let is_behind = !is_next && self.next_line.is_some();
+            let pass = Pass { keys: self.keys.len() + 1, is_behind, ..Pass::new(&*self.limiter, &key, &clock) };
+            let before = entry.line.extent();
+            self.offer.held = self.held - entry.places;
             entry.line.advance(&pass, &mut self.offer, &mut out);
+            let passes_turn = is_next || self.next_line.is_none() || entry.line.extent() != before;
             for (rank, turn) in out {
                 self.notify(&key, rank, turn, clock.now().floor, notices);
             }
@@ -168,9 +208,15 @@ impl Pool {
             } else {
                 self.keep(key, entry);
             }
+            if passes_turn {
+                self.pass_turn();
+            }
         }
         for (key, entry) in blocked {
             self.keep(key, entry);
+        }
+        if self.has_spare() {
+            return Some(Duration::ZERO);
         }
         let turn = self.turns.first().filter(|_| self.offer.free > 0);
         let next = self.due.first().into_iter().chain(turn).map(|(at, _)| *at).min()?;
@@ -208,6 +254,43 @@ impl Pool {
         }
     }
 
+    /// Returns whether a worker is free for which tenants wait.
+    fn has_spare(&self) -> bool {
+        !self.short.is_empty() && self.offer.free > self.held
+    }
+
+    /// Wakes the next tenants of those that wait for a worker, as many as there are workers: the next starts are theirs.
+    fn wake_short(&mut self) {
+        let mut short: Vec<_> = self.short.iter().map(|key| (self.limiter.lead(key), key.clone())).collect();
+        short.sort_unstable();
+        for (_, key) in short.into_iter().take(self.offer.free - self.held) {
+            if let Some(mut entry) = self.keys.remove(&key) {
+                // Before all that is due: all of them are shown before one of them takes a place.
+                entry.line.wake(0);
+                self.keep(key, entry);
+            }
+        }
+    }
+
+    /// Where tenants share the limit, makes the line due that comes before all others here, if it did not before or has the
+    /// turn now.
+    fn pass_turn(&mut self) {
+        if !self.limiter.is_shared() {
+            return;
+        }
+        let next = self.limiter.next_line(&|at| self.shown.contains_key(&at));
+        if std::mem::replace(&mut self.next_line, next) == next {
+            return;
+        }
+        let now = self.clock().now().floor;
+        if let Some(key) = next.and_then(|(at, _)| self.shown.get(&at)).cloned()
+            && let Some(mut entry) = self.keys.remove(&key)
+        {
+            entry.line.wake(now);
+            self.keep(key, entry);
+        }
+    }
+
     /// Removes a waiter that stops waiting. Its place goes to the next one, or back. A no-op for a waiter that has
     /// left.
     pub fn leave(&mut self, id: WaiterId) {
@@ -217,6 +300,7 @@ impl Pool {
         {
             entry.line.leave(&*self.limiter, (priority, id));
             self.keep(key, entry);
+            self.pass_turn();
         }
     }
 
@@ -282,6 +366,7 @@ impl Pool {
     /// Keeps a key's line, unless it is empty, and its due time.
     fn keep(&mut self, key: Arc<str>, mut entry: Entry) {
         self.forget_due(&key, &mut entry);
+        self.note(&key, &mut entry);
         if !entry.line.is_empty() {
             entry.due = Some(entry.line.next()).filter(|next| *next != Tick::MAX);
             entry.turn = entry.line.next_turn();
@@ -289,6 +374,28 @@ impl Pool {
             self.turns.extend(entry.turn.map(|at| (at, key.clone())));
             self.keys.insert(key, entry);
         }
+    }
+
+    /// Notes the places of a line, where it is shown, and whether it lacks a worker.
+    fn note(&mut self, key: &Arc<str>, entry: &mut Entry) {
+        let places = entry.line.places();
+        self.held = self.held - entry.places + places;
+        entry.places = places;
+        let shown_at = entry.line.shown_at();
+        if entry.shown_at != shown_at {
+            // (Another line may be shown there by now.)
+            if let Some(at) = entry.shown_at
+                && self.shown.get(&at) == Some(key)
+            {
+                self.shown.remove(&at);
+            }
+            shown_at.into_iter().for_each(|at| _ = self.shown.insert(at, key.clone()));
+            entry.shown_at = shown_at;
+        }
+        match entry.line.lacks_spare() {
+            true => self.short.insert(key.clone()),
+            false => self.short.remove(key),
+        };
     }
 
     fn forget_due(&mut self, key: &Arc<str>, entry: &mut Entry) {
@@ -313,6 +420,9 @@ impl Pool {
             self.turns.clear();
             self.waiters.clear();
             self.running.clear();
+            self.shown.clear();
+            self.short.clear();
+            (self.next_line, self.held) = (None, 0);
             self.generation = fork::generation();
         }
     }

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import Any, NoReturn
 
-from .. import ForeignPermit, InvalidArgument, Limiter, Permit, Unsupported
+from .. import AcquireTimeout, ForeignPermit, InvalidArgument, Limiter, Permit, Unsupported
 from .._derived import Key, Weight
 from ._errors import Limited, SentBack
 from ._message import HEADER, Ticket, send_again
@@ -22,6 +22,9 @@ RETRY = 0.5
 
 #: The most that an ETA is late, in seconds. A task that no worker holds reaches its place by its ETA.
 LATENESS = 1.0
+
+#: The priority before all other waiters of a tenant.
+FIRST = -2047
 
 _permit: ContextVar[Permit | None] = ContextVar("workglow_limit_permit", default=None)
 
@@ -84,6 +87,11 @@ def _start_or_reserve(
     if ticket is not None and ticket.place is not None:
         with suppress(ForeignPermit, InvalidArgument):  # The limit was redeclared, or is in another store.
             return limiter.present(ticket.place)
+    if limiter._is_shared:
+        # The worker sent the task because its tenant's turn had come, so it is before all others of its tenant.
+        with suppress(AcquireTimeout):
+            return limiter.acquire(*of, SHORT, priority=FIRST)
+        return None
     permit = limiter.try_acquire(*of)
     if permit is not None:
         return permit

@@ -230,8 +230,10 @@ class WaitingRoom:
             pool = self._pools[limit.limiter, limit.grace] = Pool(limit.limiter, limit.grace)
         # A task that was sent back goes ahead of its equals, or it might be overtaken again and again.
         priority = 2 * self._rank(held.request) - bool(held.times)
-        # Messages of the old protocol hold the ETA in their body, so they cannot be sent back.
-        hold = limit.longest if "task" in held.request.message.headers else None
+        # Messages of the old protocol hold the ETA in their body, so they cannot be sent back. Where tenants share the limit,
+        # a task that waits elsewhere has no turn: its tenant would have less than its share.
+        stays = "task" not in held.request.message.headers or (limit.on_limit == "hold" and limit.limiter._is_shared)
+        hold = None if stays else limit.longest
         self._held[pool, pool.join(held.key, held.weight, priority, hold, place)] = held
 
     def _rank(self, request: Any) -> int:

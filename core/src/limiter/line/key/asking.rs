@@ -6,7 +6,7 @@ use super::{KeyLine, Out, Pass};
 use crate::algorithm::heads;
 use crate::decision::LOOK_AGAIN;
 use crate::error::{Error, Result};
-use crate::limiter::line::{Claim, Rank, Terms};
+use crate::limiter::line::{Claim, First, LineTurn, Rank, Terms};
 use crate::policy::MAX_DEFAULT_GRACE;
 use crate::time::{Tick, from_ticks, patience_ticks};
 use std::time::Duration;
@@ -147,16 +147,8 @@ impl KeyLine {
             // It does not wait.
             return Ok(claim);
         }
-        let (first, shown) = (self.waiters[&rank].shown_as(rank), std::mem::take(&mut self.shown));
-        let turn = self.ask_alone(pass, |limiter| limiter.line_up(key, first, &shown));
-        self.shown = shown;
-        let turn = match turn {
-            Err(Error::WouldWait) => return Err(Error::WouldWait),
-            // The limiter reports its failure when it is asked for a start.
-            turn => turn.unwrap_or(None),
-        };
-        let since = self.turn.filter(|(before, _)| turn.is_some_and(|turn| turn.ahead == before.ahead));
-        self.turn = turn.map(|turn| (turn, since.map_or_else(|| pass.now(), |(_, since)| since)));
+        let first = self.waiters[&rank].shown_as(rank);
+        let turn = self.look(pass, key, first)?;
         let waited = pass.now().saturating_sub(first.since);
         let near = from_ticks(self.horizon(pass.window(), waited));
         let most =
@@ -180,5 +172,21 @@ impl KeyLine {
             None if asked_none => self.ask(pass, |limiter| limiter.claim(key, weight, in_turn)),
             None => Ok(claim),
         }
+    }
+
+    /// Shows the first waiter that has no place to the lines of all processes, and returns where that is among them. `None`:
+    /// there is no such line, or the look failed.
+    pub(super) fn look(&mut self, pass: &Pass, key: &str, first: First) -> Result<Option<LineTurn>> {
+        let shown = std::mem::take(&mut self.shown);
+        let turn = self.ask_alone(pass, |limiter| limiter.line_up(key, first, &shown));
+        self.shown = shown;
+        let turn = match turn {
+            Err(Error::WouldWait) => return Err(Error::WouldWait),
+            // The limiter reports its failure when it is asked for a start.
+            turn => turn.unwrap_or(None),
+        };
+        let since = self.turn.filter(|(before, _)| turn.is_some_and(|turn| turn.ahead == before.ahead));
+        self.turn = turn.map(|turn| (turn, since.map_or_else(|| pass.now(), |(_, since)| since)));
+        Ok(turn)
     }
 }

@@ -34,8 +34,12 @@ impl KeyLine {
                 return pass.among_keys(turn.look_in());
             }
             // Nobody calls an event loop. The first two look often, for they are next: a sixteenth of the time that it has
-            // taken so far.
-            let most = if turn.ahead > 1 { LEAST_OFTEN } else { ((pass.now() - since) / 16).clamp(500, LEAST_OFTEN) };
+            // taken so far. (Of tenants' lines, only the first here gets so far.)
+            let most = if turn.ahead > 1 && !is_shared {
+                LEAST_OFTEN
+            } else {
+                ((pass.now() - since) / 16).clamp(500, LEAST_OFTEN)
+            };
             return pass.among_keys(jitter(most / 2, most));
         }
         if has_places && !self.has_any_distance(is_shared) {

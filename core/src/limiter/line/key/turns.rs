@@ -2,10 +2,12 @@
 
 use super::held::HeldPlace;
 use super::queue::Waiting;
-use super::{KeyLine, LOOK_SOONER, Pass, Rank, Waiter, Wanted};
+use super::{Claim, KeyLine, LOOK_SOONER, LineTurn, Pass, Rank, Waiter, Wanted};
+use crate::algorithm::heads;
 use crate::error::{Error, Result};
 use crate::fork::jitter;
 use crate::limiter::internal::When;
+use crate::limiter::line::Terms;
 use crate::limiter::line::pool::Offer;
 use crate::limiter::{Limiter, Reserved};
 use crate::permit::RawPermit;
@@ -14,8 +16,9 @@ use crate::time::{Tick, from_ticks, grace_ticks, patience_ticks};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// A waiter leaves this long before its place is ready: reaching the worker takes a few milliseconds.
-const LEAD: Tick = 20_000;
+/// A waiter leaves this long before its place is ready, if the pool does not say otherwise: reaching the worker takes a few
+/// milliseconds.
+pub(in crate::limiter::line) const LEAD: Tick = 20_000;
 
 /// A waiter that left has started after this long, or will not. Until then its units count as taken, though the limit
 /// may not know.
@@ -65,9 +68,17 @@ pub(in crate::limiter::line) struct TurnLine {
     lacks_worker: Option<Tick>,
     /// No place is handed out before this: no units are free, and only completions free them.
     parked_until: Tick,
+    /// Whether a waiter of a tenant may ask when a worker is free that no place is held for.
+    lacks_spare: bool,
+    /// How long before its place is ready a waiter leaves.
+    lead: Tick,
 }
 
 impl TurnLine {
+    pub fn new(lead: Tick) -> TurnLine {
+        TurnLine { lead, ..TurnLine::default() }
+    }
+
     /// Returns whether no caller waits and none is elsewhere.
     pub fn is_empty(&self) -> bool {
         self.line.is_empty() && self.running == 0
@@ -80,6 +91,26 @@ impl TurnLine {
 
     pub fn len(&self) -> usize {
         self.line.waiters.len()
+    }
+
+    /// Returns the number of places that it holds.
+    pub fn places(&self) -> usize {
+        self.line.places.len()
+    }
+
+    /// Returns where it is shown to the lines of all processes.
+    pub fn shown_at(&self) -> Option<usize> {
+        self.line.shown_at()
+    }
+
+    /// What other lines have to know of, if a pass changes it.
+    pub fn extent(&self) -> (usize, usize, Option<usize>) {
+        self.line.extent()
+    }
+
+    /// Returns whether a waiter of a tenant may ask when a worker is free that no place is held for.
+    pub fn lacks_spare(&self) -> bool {
+        self.lacks_spare
     }
 
     /// Returns when to check again, apart from turns.
@@ -98,7 +129,7 @@ impl TurnLine {
 
     /// Returns when a waiter can leave, if there is a worker then.
     pub fn next_turn(&self) -> Option<Tick> {
-        let first = self.line.places.front().map(|first| first.ready.saturating_sub(LEAD).max(self.parked_until));
+        let first = self.line.places.front().map(|first| first.ready.saturating_sub(self.lead).max(self.parked_until));
         self.lacks_worker.or(first)
     }
 
@@ -148,7 +179,10 @@ impl TurnLine {
     pub fn end(&mut self, now: Tick) {
         self.running -= 1;
         self.line.looks = 0;
-        self.wake(now);
+        // (Of the tenants that wait for a worker, the pool wakes the next one.)
+        if !self.lacks_spare {
+            self.wake(now);
+        }
     }
 
     /// Removes a waiter that stops waiting. Its place goes to the next one, or back.
@@ -205,7 +239,7 @@ impl TurnLine {
         // The places just taken may be ready.
         self.hand_out(pass, offer, notices);
         let is_held = match self.line.places.front() {
-            Some(first) => first.ready.saturating_sub(LEAD).max(self.parked_until) > pass.now(),
+            Some(first) => first.ready.saturating_sub(self.lead).max(self.parked_until) > pass.now(),
             None => self.is_full,
         };
         if is_held {
@@ -223,7 +257,7 @@ impl TurnLine {
     fn hand_out(&mut self, pass: &Pass, offer: &mut Offer, notices: &mut Notices) {
         while offer.free > 0
             && let Some(first) = self.line.places.front()
-            && first.ready.saturating_sub(LEAD).max(self.parked_until) <= pass.now()
+            && first.ready.saturating_sub(self.lead).max(self.parked_until) <= pass.now()
         {
             if pass.is_over() {
                 self.line.is_unfinished = true;
@@ -263,8 +297,16 @@ impl TurnLine {
                 self.line.is_unfinished = true;
                 return;
             }
-            let asked = self.ask(pass, rank, (near, far), offer);
+            let asked = match pass.limiter.is_shared() {
+                true => self.ask_in_turn(pass, rank, near, offer),
+                false => self.ask(pass, rank, (near, far), offer),
+            };
             match asked {
+                Ok(Asked::Place) if pass.limiter.is_shared() => {
+                    // The turn may be another tenant's now.
+                    self.line.ask_at = pass.now();
+                    return;
+                }
                 Ok(Asked::Place) => {}
                 Ok(Asked::Turn(turn @ Turn::Away(..))) => {
                     self.line.forget(rank);
@@ -357,6 +399,67 @@ impl TurnLine {
             }
             Reserved::Denied(_) => Ok(Asked::Again(0)),
         }
+    }
+
+    /// Asks where tenants share the limit: the line is one of those of all tenants, and asks when it has the turn. No waiter
+    /// gets a place far ahead, which would keep the other tenants out.
+    fn ask_in_turn(&mut self, pass: &Pass, rank: Rank, near: Duration, offer: &Offer) -> Result<Asked> {
+        let Waiting { wanted, hold, since, share, .. } = &self.line.waiters[&rank];
+        let (wanted, hold, since, share) = (wanted.clone(), *hold, *since, *share);
+        let (key, weight) = (wanted.key(pass.key), wanted.weight);
+        let seen = self.line.ask_alone(pass, |limiter| limiter.peek_again(key, weight))?;
+        self.is_full = !seen.admitted;
+        if patience_ticks(seen.retry_after) > hold {
+            return Ok(Asked::Turn(Turn::Away(None, seen.retry_after)));
+        }
+        self.lacks_spare = !offer.has_spare(self.line.places.len());
+        if self.lacks_spare {
+            // It could not use its turn.
+            pass.limiter.show_next(None, &self.line.shown);
+            self.line.turn = None;
+            return Ok(Asked::NoWorker);
+        }
+        // What it takes is held against its tenant, since it is shown.
+        let (first, is_new) = (self.line.waiters[&rank].shown_as(rank), !self.line.shown.get().is_some());
+        let turn = self.line.look(pass, key, first)?;
+        if is_new {
+            // Others may have come in the same moment, or waited for the same workers.
+            return Ok(Asked::Later(1));
+        }
+        let is_ours = turn.is_none_or(LineTurn::is_ours);
+        let asked = pass.now();
+        let horizon = self.line.horizon(pass.window(), asked.saturating_sub(since));
+        // A start may complete at any time, but a gate opens at a known time.
+        let (mut after, mut is_certain) = (seen.retry_after.min(seen.reset_after), false);
+        if is_ours && pass.limiter.has_places() {
+            let least = from_ticks(self.line.asked());
+            let terms = Terms {
+                most: Some(from_ticks(horizon)),
+                grace: near.max(least),
+                asked: least,
+                as_place: true,
+                in_turn: true,
+                tag: heads::tag(first.priority, first.since),
+                share,
+            };
+            match self.line.ask_alone(pass, |limiter| limiter.claim(key, weight, terms))? {
+                Claim::Place { place, after } => {
+                    if self.line.places.is_empty() {
+                        self.line.look_sooner_at = asked + LOOK_SOONER;
+                    }
+                    self.line.hold(place, wanted, after, (asked, pass.now()));
+                    return Ok(Asked::Place);
+                }
+                // (It asked for a place.)
+                Claim::Started(permit) => pass.limiter.cancel(&permit)?,
+                Claim::Denied { after: wait, is_certain: certain } => (after, is_certain) = (wait, certain),
+                Claim::Full { after: wait } => after = wait,
+            }
+        } else if is_ours && seen.admitted && seen.remaining.saturating_sub(self.on_the_way(asked)) >= weight {
+            return Ok(Asked::Turn(Turn::Go(None)));
+        }
+        self.is_full = true;
+        Ok(Asked::Later(self.line.pause(pass, patience_ticks(after), is_certain, horizon).max(1)))
     }
 
     /// Converts a place to the text that leaves with the waiter. A place that has no text goes back.
