@@ -176,7 +176,7 @@ pub mod embed {
     pub use crate::limiter::{
         Begun, Claim, Joined, Line, Outcome, Pool, Seat, Step, Terms, Turn, Waiter, WaiterId, acquire,
     };
-    pub use crate::policy::{MAX_NAME_BYTES, MAX_SHARE, MAX_WINDOWS};
+    pub use crate::policy::{MAX_NAME_BYTES, MAX_SHARE, MAX_WINDOWS, Quota};
     pub use crate::server::finish_calls;
     pub use crate::time::{duration_from_secs, from_unix_ns, unix_ns};
     pub use crate::waiting::MayWait;
