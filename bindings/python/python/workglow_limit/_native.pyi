@@ -842,7 +842,8 @@ class Limiter:
         charged."""
 
     def _learn(self, units: int, window: float, is_estimated: bool, host: str) -> None:
-        """Puts what a server says about this limit above the declared policy, later: so many units in a window of seconds."""
+        """Puts what a server says about this limit above the declared policy, later: so many units in a window of
+        seconds."""
 
     async def _charge_others_async(self, key: str | None, units: int, leaving: int) -> int:
         """As _charge_others, for event loops."""
