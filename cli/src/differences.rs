@@ -63,10 +63,11 @@ fn of_limit(
     if was.declared != is.declared {
         add("policy_changed", json!({ "policy": is.declared.to_string(), "before": was.declared.to_string() }));
     }
-    overriding((was.overriding, is.overriding), None, add);
+    overriding((was.overriding, is.overriding), (None, is.overridden_by.as_deref()), add);
     for key in &is.hot_keys {
         let Some(old) = was.hot_keys.iter().find(|old| old.id == key.id) else { continue };
-        overriding((old.overriding, key.overriding), Some(json::key_name(&key.key, &key.id, keys)), add);
+        let name = json::key_name(&key.key, &key.id, keys);
+        overriding((old.overriding, key.overriding), (Some(name), Some("operator")), add);
     }
     // Lower counts mean that the limit was created again.
     let more = |now: u64, before: u64| Some(now.saturating_sub(before)).filter(|more| *more > 0);
@@ -100,13 +101,13 @@ fn of_limit(
 
 fn overriding<P: ToString + PartialEq>(
     (was, is): (Option<P>, Option<P>),
-    key: Option<String>,
+    (key, by): (Option<String>, Option<&str>),
     add: &mut dyn FnMut(&'static str, Value),
 ) {
     match (was, is) {
         (was, Some(policy)) if was.as_ref() != Some(&policy) => {
             let before = was.map(|was| was.to_string());
-            add("override_set", json!({ "key": key, "policy": policy.to_string(), "before": before }));
+            add("override_set", json!({ "key": key, "policy": policy.to_string(), "before": before, "by": by }));
         }
         (Some(was), None) => add("override_lifted", json!({ "key": key, "before": was.to_string() })),
         _ => {}

@@ -177,7 +177,7 @@ pub mod embed {
         Begun, Claim, Joined, Line, Outcome, Pool, Seat, Step, Terms, Turn, Waiter, WaiterId, acquire, has_custom,
         is_shared,
     };
-    pub use crate::policy::{MAX_NAME_BYTES, MAX_SHARE, MAX_WINDOWS};
+    pub use crate::policy::{MAX_NAME_BYTES, MAX_SHARE, MAX_WINDOWS, Quota};
     pub use crate::server::finish_calls;
     pub use crate::time::{duration_from_secs, from_unix_ns, unix_ns};
     pub use crate::waiting::MayWait;

@@ -58,6 +58,8 @@ pub struct LimitSnapshot {
     pub declared: Policy,
     /// The override: an operator's policy above the declared one.
     pub overriding: Option<Policy>,
+    /// What has put the override there: `operator`, or `headers of api.example.com` from which programs learned it.
+    pub overridden_by: Option<String>,
     /// The usage of each window by the fullest key, among the keys in the snapshot. There is at least one window; the first is the
     /// fullest.
     pub usage: Vec<Usage>,

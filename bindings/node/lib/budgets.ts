@@ -3,7 +3,8 @@
 import { type Start, keyAt } from "./demand.js";
 import { warn } from "./hooks.js";
 import type { Limiter } from "./limiter.js";
-import { type Budget, budgetsOf, type HttpResponse } from "./response.js";
+import { native } from "./native.js";
+import { type Budget, budgetsOf, type HttpResponse, quotasOf } from "./response.js";
 import type { Store } from "./store.js";
 import { now } from "./timers.js";
 import type { TokenKind } from "./tokens.js";
@@ -61,6 +62,21 @@ export function watch(start: Start): Watched {
   return { answered: (response) => end(budgetsOf(response)), forget: () => end(new Map()) };
 }
 
+/**
+ * @internal Puts the sizes that the server states above the declared policies, later. A key's requests teach nothing: the server does
+ * not say whose size it is.
+ */
+export function learn({ limiter, key, tokens }: Start, response: HttpResponse, host: string): void {
+  for (const { name: budget, units, window, isEstimated } of quotasOf(response)) {
+    const kind = TOKENS[budget];
+    const name = kind === undefined ? REQUESTS : tokens[kind];
+    const isWhole = limiter._partNames()?.length === 0;
+    const part = name === undefined || (isWhole && kind !== undefined) ? undefined : isWhole ? limiter : limiter.parts[name];
+    const own = isWhole && typeof key === "string" ? key : keyAt(key, name ?? "");
+    if (part !== undefined && !own) native.learn(part._native, units, window, isEstimated, host);
+  }
+}
+
 function levelOf({ limiter, key, tokens }: Start, budget: string): Level | null {
   const kind = TOKENS[budget];
   const name = kind === undefined ? REQUESTS : tokens[kind];
@@ -90,6 +106,7 @@ function spentIn({ trace, left, reset }: Statement): number {
  * How many units of one key are left here, while requests are on their way. Others have spent the difference if the provider states
  * fewer than were left here at any moment since the request started: our own requests, in whatever order they arrived, and what they
  * gave back since, explain no less than that. The difference is charged once, because it lowers the fewest of all requests on their way.
+ * Of several processes that find it at the same moment one charges it: each leaves what remained when it looked, less the difference.
  *
  * One statement is compared at a time, and at most one waits, however many responses arrive and however long the store takes: the one
  * that differs most. A later response says what is left out.
@@ -141,19 +158,19 @@ class Level {
   }
 
   async #compare(statement: Statement): Promise<void> {
-    await this.#look();
+    const left = await this.#look();
     const spent = spentIn(statement);
     if (!(spent > 0 && spent < Infinity)) return;
-    // If other starts were faster, there is less left; a paused limit takes no charges. The next response says so.
-    const permit = await this.#limiter.tryAcquireAsync({ key: this.#key, weight: spent });
-    if (permit === null) return;
-    for (const trace of this.#traces) trace.fewest -= spent;
-    await permit.completeAsync();
+    // If other starts were faster, it charges less; a paused limit takes no charges. The next response says so.
+    const charged = await this.#limiter._chargeOthers(this.#key, spent, left - spent);
+    for (const trace of this.#traces) trace.fewest -= charged;
   }
 
-  async #look(): Promise<void> {
+  /** Returns how many units are left. */
+  async #look(): Promise<number> {
     const { remaining } = await this.#limiter.peekAsync({ key: this.#key, weight: 0 });
     for (const trace of this.#traces) trace.fewest = Math.min(trace.fewest, remaining);
+    return remaining;
   }
 
   #close(trace: Trace): void {

@@ -72,6 +72,8 @@ export const enum Op {
   chosen = 33,
   /** Writes to `retryAfter` when `weight` more starts will have begun. */
   forecast = 34,
+  /** Charges at most `weight` units that others have spent, and leaves `time`. Writes how many it has charged to `remaining`. */
+  chargeOthers = 35,
 }
 
 /** The result of an operation. */

@@ -347,6 +347,11 @@ export abstract class Limiter {
     return this.#ask(Op.peek, key, weight, (status) => this.#peeked(status));
   }
 
+  /** @internal Charges at most this many units that others have spent elsewhere, and leaves so many. Returns how many it has charged. */
+  async _chargeOthers(key: string, units: number, leaving: number): Promise<number> {
+    return this.#ask(Op.chargeOthers, key, units, () => numbers[Num.remaining]!, leaving);
+  }
+
   /**
    * Returns in how many ms this many more starts will have begun, each of one unit, after the starts that are counted and the
    * first waiters that come before; `null` if nobody knows, because a start has to end before. Records nothing. The time is exact

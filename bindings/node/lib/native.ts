@@ -75,6 +75,7 @@ interface Native {
   ): NativeStore;
   openStore(store: NativeStore): Promise<void>;
   names(store: NativeStore): Promise<string[]>;
+  learn(limiter: NativeLimiter, units: number, window: number, isEstimated: boolean, host: string): void;
   overrideLimit(store: NativeStore, name: string, policy: string, key?: string): Promise<void>;
   share(store: NativeStore, name: string, key: string, share: number): Promise<void>;
   lift(store: NativeStore, name: string, key?: string): Promise<void>;

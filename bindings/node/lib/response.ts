@@ -140,6 +140,63 @@ export function budgetsOf(response: HttpResponse): Map<string, Budget> {
   return found;
 }
 
+/** What a server states of the size of one of its budgets. */
+export interface Quota {
+  /** "requests", "tokens", … */
+  readonly name: string;
+  readonly units: number;
+  /** In ms. */
+  readonly window: number;
+  /** Whether the window follows from the reset, and is not stated. */
+  readonly isEstimated: boolean;
+}
+
+/** The names of budgets. Others of the IETF's headers count requests. */
+const NAMES = ["requests", "tokens", "input-tokens", "output-tokens"];
+
+/** The limits of vendors whose published rules say that a budget refills evenly: its reset shows the window. */
+const EVEN = /^(?:x-ratelimit-limit-(requests|tokens)|anthropic-ratelimit-((?:input-|output-)?tokens|requests)-limit)$/;
+
+/**
+ * Returns the sizes of budgets that a response states, each with its window. Leaves out what is not certain: budgets of several windows
+ * or of a part of the callers, and those whose window is not stated and not shown by the reset.
+ */
+export function quotasOf(response: HttpResponse): Quota[] {
+  const headers = headersOf(response);
+  const date = instant(headers.get("date") ?? "");
+  const stated = new Map<string, Map<string, Quota | null>>();
+  for (const field of ["ratelimit-policy", "ratelimit-limit"]) {
+    for (const [item, parameters] of membersOf(headers.get(field) ?? "")) {
+      const [units, window] = [parameters.get("q") ?? item, parameters.get("w") ?? ""];
+      if (!NUMBER.test(units) || !NUMBER.test(window)) continue;
+      const text = item.replace(/^"|"$/g, "");
+      const name = NAMES.includes(text) ? text : "requests";
+      const isCertain = (parameters.get("qu") ?? '"requests"') === '"requests"' && !parameters.has("pk");
+      const of = stated.get(name) ?? new Map<string, Quota | null>();
+      stated.set(name, of);
+      const quota = { name, units: Math.floor(Number(units)), window: Number(window) * 1e3, isEstimated: false };
+      of.set(isCertain ? `${quota.units};${quota.window}` : "", isCertain ? quota : null);
+    }
+  }
+  const found = [...stated.values()].flatMap((of) => (of.size === 1 ? [...of.values()] : [])).filter((quota) => quota !== null);
+  for (const [header, value] of headers) {
+    const named = EVEN.exec(header);
+    const name = named?.[1] ?? named?.[2];
+    if (name === undefined || !/^[0-9]+$/.test(value.trim())) continue;
+    const [left = "", end = ""] = ["remaining", "reset"].map((what) => headers.get(header.replace(/-limit(?=-|$)/, `-${what}`))?.trim());
+    const reset = until(end, Number.isNaN(date) ? Date.now() : date);
+    if (!/^[0-9]+$/.test(left) || reset === null) continue;
+    const units = Number(value);
+    const used = units - Number(left);
+    // Each number may be off by its last digit, and so the window by a tenth twice.
+    const rounded = header.startsWith("anthropic-") && name.includes("tokens") ? ROUNDED : 1;
+    SPANS.lastIndex = 0;
+    const digit = SPANS.test(end) && /\.|ms/.test(end) ? 10 : 1e3;
+    if (used >= 10 * rounded && reset >= 10 * digit) found.push({ name, units, window: (reset * units) / used, isEstimated: true });
+  }
+  return found;
+}
+
 /** Returns what is left by a member of RateLimit: drafts call it r or a. */
 const leftOf = (parameters: Map<string, string>): string | undefined => parameters.get("r") ?? parameters.get("a");
 

@@ -2,7 +2,7 @@
 
 import { types } from "node:util";
 import { sleepUnless } from "./aborting.js";
-import { watch } from "./budgets.js";
+import { learn, watch } from "./budgets.js";
 import type { PartKeys } from "./charges.js";
 import { FirstOfLimiter } from "./composite.js";
 import {
@@ -47,6 +47,11 @@ export interface SendingOptions extends DemandOptions {
    */
   heed?: boolean | Pick<HeedOptions, "default" | "longest"> | undefined;
   /**
+   * Whether the limiter's rates become what the server's headers say about its own limits: as an override, which says where it comes
+   * from. An operator's override stays. Default: false.
+   */
+  learn?: boolean | undefined;
+  /**
    * How often a request is retried after a 429, 503 or 529. Default: 0; at most 100. Requests whose body is a stream, or that would
    * have to wait longer than `timeout`, are not retried.
    */
@@ -62,7 +67,7 @@ export interface SendingOptions extends DemandOptions {
 }
 
 /** @internal The names of the options. */
-export const OPTIONS = [...DEMAND, "priority", "share", "timeout", "signal", "heed", "retries", "usage", "route"];
+export const OPTIONS = [...DEMAND, "priority", "share", "timeout", "signal", "heed", "learn", "retries", "usage", "route"];
 
 /** The statuses after which the same request may be sent again. */
 const REFUSALS = [429, 503, 529];
@@ -119,6 +124,7 @@ export class Sending {
   readonly #timeout: number | undefined;
   readonly #signal: AbortSignal | undefined;
   readonly #heeds: boolean;
+  readonly #learns: boolean;
   readonly #pauses: { readonly default: number; readonly longest: number };
   readonly #retries: number;
   readonly #route: Route | undefined;
@@ -145,6 +151,9 @@ export class Sending {
     if (typeof heed !== "boolean") checkOptions(heed, ["default", "longest"], "heed");
     const { default: usual = 1e3, longest = 36e5 } = typeof heed === "boolean" ? {} : heed;
     this.#heeds = heed !== false;
+    const { learn: learns = false } = options;
+    if (typeof learns !== "boolean") throw invalid("learn", learns, "true or false");
+    this.#learns = learns;
     this.#pauses = { default: milliseconds("heed.default", usual), longest: milliseconds("heed.longest", longest) };
     this.#retries = whole("retries", retries);
     if (retries > 100) throw invalid("retries", retries, "a whole number up to 100");
@@ -193,6 +202,7 @@ export class Sending {
       try {
         const response = attempts.answerOf(result);
         const pause = pauseOf(response, this.#pauses);
+        if (this.#learns) learn(usedOf(start, permit), response, (target?.url ?? demand.url).hostname);
         if (this.#heeds && pause) {
           watched?.forget(); // A paused limit takes no charges. A later response says what others have spent.
           await this.#pause(start, permit, pause);

@@ -69,6 +69,8 @@ export interface LimitSnapshot {
   readonly declared: string;
   /** The operator's override; `null` without one. */
   readonly override: string | null;
+  /** What has put it there: "operator", or "headers of api.example.com" from which programs learned it; `null` without one. */
+  readonly overriddenBy: string | null;
   /** The usage of each window by the key that uses most of it. There is at least one; the fullest is first. */
   readonly usage: readonly Usage[];
   /** That key: its text with `showKeys`, else "#" and its id. `null`: the limit without a key. */

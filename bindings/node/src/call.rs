@@ -443,6 +443,10 @@ impl Core {
                 buffer.put_yes_or_no(after.is_some());
                 buffer.retry_after = us(after.unwrap_or_default());
             }
+            Operation::ChargeOthers => {
+                let charged = limiter.charge_others(key, weight, buffer.time as u64)?;
+                buffer.remaining = units(charged);
+            }
             Operation::Advance => advance(&mut *self.waiting()?, buffer)?,
             Operation::Wake => {
                 let mut waiting = self.waiting()?;

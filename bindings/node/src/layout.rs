@@ -110,6 +110,8 @@ numbers! {
         Chosen = 33,
         /// Writes to `retry_after` when `weight` more starts will have begun.
         Forecast = 34,
+        /// Charges at most `weight` units that others have spent, and leaves `time`. Writes how many it has charged to `remaining`.
+        ChargeOthers = 35,
     }
 }
 

@@ -25,7 +25,7 @@ use std::time::Duration;
 use wakes::WakeQueue;
 use workglow_limit::admin::{Problem, parse_time};
 use workglow_limit::custom::CustomLimiter;
-use workglow_limit::embed::{Begun, MayWait};
+use workglow_limit::embed::{Begun, MayWait, Quota};
 use workglow_limit::observe::Stats;
 use workglow_limit::{
     Charge, CompositeLimiter, Durability, Error, FirstOfLimiter, Limiter, ManualClock, NullLimiter, OnError, Policy,
@@ -522,6 +522,13 @@ pub fn part_of(limiter: &External<AnyLimiter>, name: String) -> Option<External<
 #[napi]
 pub fn stats(limiter: &External<AnyLimiter>, key: String) -> napi::Result<Vec<f64>> {
     limiter.get().stats(&key).map(|stats| counts(&stats)).map_err(thrown)
+}
+
+/// Puts what a server says about a limit above its declared policy, later: so many units in a window of ms.
+#[napi]
+pub fn learn(limiter: &External<AnyLimiter>, units: f64, window: f64, is_estimated: bool, host: String) {
+    let quota = Quota { units: units as u64, window: milliseconds(window), is_estimated };
+    limiter.get().learn(quota, &host);
 }
 
 /// Returns counts in the order of `statsOf` in `lib/calls.ts`, durations in ms.

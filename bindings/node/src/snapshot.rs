@@ -48,6 +48,8 @@ pub struct LimitSnapshot {
     /// The operator's override.
     #[napi(js_name = "override")]
     pub overriding: Option<String>,
+    /// What has put the override there.
+    pub overridden_by: Option<String>,
     /// The usage of each window, the fullest first.
     pub usage: Vec<Usage>,
     /// The key with that usage.
@@ -208,6 +210,7 @@ fn limit_of(seen: &workglow_limit::observe::LimitSnapshot, show_keys: bool) -> L
         policy: seen.policy().to_string(),
         declared: seen.declared.to_string(),
         overriding: seen.overriding.map(|policy| policy.to_string()),
+        overridden_by: seen.overridden_by.clone(),
         usage: usage(&seen.usage),
         fullest: seen.fullest_name(show_keys),
         near: seen.is_near(),

@@ -47,6 +47,7 @@ enum Decided {
     Start(Attempt),
     Whole(workglow_limit::Decision),
     Forecast(Option<Duration>),
+    Charged(u64),
 }
 
 #[derive(Clone, Copy)]
@@ -56,6 +57,8 @@ pub enum Kind {
     Peek,
     /// Of as many starts as the weight is.
     Forecast,
+    /// Units that others have spent, as long as so many remain.
+    ChargeOthers(u64),
 }
 
 /// Returns the coroutine of a decision.
@@ -115,6 +118,7 @@ impl AsyncCall {
                     Decided::Start(Attempt::Denied(_)) => Ok(py.None()),
                     Decided::Whole(decision) => Decision::new(py, shared, key, decision)?.into_py_any(py),
                     Decided::Forecast(after) => after.map(|after| after.as_secs_f64()).into_py_any(py),
+                    Decided::Charged(units) => units.into_py_any(py),
                 });
                 shared.maintain(py);
                 answer
@@ -148,6 +152,7 @@ impl Kind {
             Kind::Decide => core.decide(key, weight).map(Decided::Whole),
             Kind::Peek => core.peek(key, weight).map(Decided::Whole),
             Kind::Forecast => core.forecast(weight, key).map(Decided::Forecast),
+            Kind::ChargeOthers(leaving) => core.charge_others(key, weight, leaving).map(Decided::Charged),
         }
     }
 }
@@ -158,7 +163,7 @@ impl Decided {
             Decided::Start(Attempt::Admitted(permit)) => Some(permit),
             Decided::Start(Attempt::Denied(_)) => None,
             Decided::Whole(decision) => decision.permit,
-            Decided::Forecast(_) => None,
+            Decided::Forecast(_) | Decided::Charged(_) => None,
         };
         permit.map(|permit| core.cancel(&permit));
     }

@@ -26,7 +26,7 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
-use workglow_limit::embed::{Begun, MayWait, Seat, Step, fork_generation, is_shared};
+use workglow_limit::embed::{Begun, MayWait, Quota, Seat, Step, fork_generation, is_shared};
 use workglow_limit::{Attempt, Error, Presented, RawPermit, Reserved};
 
 /// The longest sleep of the main thread in `acquire` between checks for signals (Ctrl-C).
@@ -382,6 +382,29 @@ impl Limiter {
         let inner = &limiter.get().shared.core;
         let mut parts = self.shared.core.parts().into_iter();
         parts.find_map(|(name, part)| children.has_inside(py, &part, inner).then_some(name))
+    }
+
+    /// Charges at most this many units that others have spent elsewhere, and leaves so many. Returns how many it has charged.
+    fn _charge_others(&self, py: Python<'_>, key: Option<&str>, units: u64, leaving: u64) -> PyResult<u64> {
+        self.shared.decide(py, key.unwrap_or(""), move |core, key| core.charge_others(key, units, leaving))
+    }
+
+    /// Puts what a server says about this limit above the declared policy, later: so many units in a window of seconds.
+    fn _learn(&self, units: u64, window: f64, is_estimated: bool, host: &str) {
+        if let Ok(window) = Duration::try_from_secs_f64(window) {
+            self.shared.core.learn(Quota { units, window, is_estimated }, host);
+        }
+    }
+
+    /// As _charge_others, for event loops.
+    fn _charge_others_async<'py>(
+        &self,
+        py: Python<'py>,
+        key: Option<&str>,
+        units: u64,
+        leaving: u64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        async_call::decision(py, &self.shared, Kind::ChargeOthers(leaving), key.unwrap_or(""), units)
     }
 
     /// As try_acquire, but returns the full decision: the permit or the retry delay, and the units that remain.

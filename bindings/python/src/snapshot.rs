@@ -47,6 +47,9 @@ pub struct LimitSnapshot {
     declared: String,
     /// An operator's override; None without one.
     r#override: Option<String>,
+    /// What has put the override there: "operator", or "headers of api.example.com" from which programs learned it; None without
+    /// one.
+    overridden_by: Option<String>,
     /// A Usage per window, for the key that uses most of the limit. There is at least one; the first is the fullest.
     usage: Py<PyTuple>,
     /// The key of usage: its text with show_keys, otherwise "#" and its id. None for the limit without a key.
@@ -194,6 +197,7 @@ impl LimitSnapshot {
             policy: seen.policy().to_string(),
             declared: seen.declared.to_string(),
             r#override: seen.overriding.map(|policy| policy.to_string()),
+            overridden_by: seen.overridden_by.clone(),
             usage: usage(py, &seen.usage)?,
             fullest: seen.fullest_name(show_keys),
             near: seen.is_near(),

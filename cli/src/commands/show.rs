@@ -105,8 +105,9 @@ fn whole(limit: &LimitSnapshot, context: &Context) -> Result<(), Failure> {
     let name = text::clean(&limit.name);
     context.print(format!("{}  ({})", Look::Heading.of(&name, context), limit.kind.replace('-', " ")))?;
     line("policy", limit.policy().to_string(), Look::Plain, context)?;
-    if limit.overriding.is_some() {
-        line("", format!("override; programs declare {}", limit.declared), Look::Near, context)?;
+    if let Some(by) = &limit.overridden_by {
+        let by = if by == "operator" { String::new() } else { format!(" by {}", text::clean(by)) };
+        line("", format!("override{by}; programs declare {}", limit.declared), Look::Near, context)?;
     }
     for (i, usage) in limit.usage.iter().enumerate() {
         let look = text::look_of(usage, limit.is_near());

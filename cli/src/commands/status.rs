@@ -41,7 +41,7 @@ pub fn run(_args: Args, context: &Context) -> Result<Outcome, Failure> {
         context.print(line)?;
     }
     if seen.limits.iter().any(|limit| limit.overriding.is_some()) {
-        context.print("\n* override: an operator's policy in place of the declared one")?;
+        context.print("\n* override: an operator's policy, or one that was learned, in place of the declared one")?;
     }
     Ok(Outcome::Done)
 }

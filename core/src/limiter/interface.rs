@@ -5,11 +5,12 @@ use super::events::{reporting, reporting_errors};
 use super::{Permit, Places, Scheduler, Waiter, acquire, unknown_part};
 use crate::charges::{Charge, JointKey};
 use crate::decision::Decision;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::hooks::{Happening, Hook, HookId};
 use crate::permit::RawPermit;
-use crate::policy;
+use crate::policy::{self, Quota};
 use crate::stats::Stats;
+use crate::waiting::MayWait;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -242,6 +243,36 @@ pub trait Limiter: Places + Scheduler {
     /// [`Limiter::attempt`].
     fn pause(&self, duration: Duration, key: &str) -> Result<()> {
         reporting_errors(self, key, 0, || self.quiet_pause(key, duration))
+    }
+
+    /// Charges units that others have spent of the same budget elsewhere: at most `units`, so that at least `leaving` remain.
+    /// Returns how many it has charged. Whatever started since the caller saw `leaving + units` remain explains that
+    /// many of them, in whichever process: so of several callers that find one difference, one charges it. No caller waits for it.
+    #[doc(hidden)]
+    fn charge_others(&self, key: &str, units: u64, leaving: u64) -> Result<u64> {
+        // It must not be repeated between its two steps.
+        if matches!(MayWait::here(), MayWait::Never | MayWait::BrieflyHere) {
+            return Err(Error::WouldWait);
+        }
+        let weight = units.min(self.quiet_peek(key, 0)?.remaining.saturating_sub(leaving));
+        if weight == 0 {
+            return Ok(0);
+        }
+        let Decision { permit: Some(permit), remaining, .. } = self.decide_for_all(key, weight)? else { return Ok(0) };
+        // Another caller was faster: of what both have taken, this one gives back its own.
+        let excess = leaving.saturating_sub(remaining).min(weight);
+        match excess {
+            0 => self.complete(&permit)?,
+            _ => self.settle(&permit, weight - excess)?,
+        }
+        Ok(weight - excess)
+    }
+
+    /// Puts what a server says about this limit above the declared policy, unless an operator's override is there: later, in a
+    /// thread of the store. A no-op for limits that are no rates, and where it is not certain which window is meant.
+    #[doc(hidden)]
+    fn learn(&self, quota: Quota, host: &str) {
+        self.limit().into_iter().for_each(|limit| limit.store().learn(limit.name(), quota, host));
     }
 
     /// Resets a key to its initial state, gate included. With the empty key: all keys.

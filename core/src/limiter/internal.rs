@@ -180,6 +180,12 @@ pub trait Quiet: Behind {
     /// [`Limiter::decide`](super::Limiter::decide).
     fn quiet_decide(&self, key: &str, weight: u64) -> Result<Decision>;
 
+    /// As `quiet_decide`, by what all processes have taken up to now: units that a server has granted to this one do not
+    /// show that.
+    fn decide_for_all(&self, key: &str, weight: u64) -> Result<Decision> {
+        self.quiet_decide(key, weight)
+    }
+
     /// [`Limiter::peek`](super::Limiter::peek).
     fn quiet_peek(&self, key: &str, weight: u64) -> Result<Decision>;
 

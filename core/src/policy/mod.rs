@@ -2,11 +2,13 @@
 
 mod backoff;
 mod named;
+mod quota;
 mod text;
 
 pub use backoff::{Backoff, Jitter};
 pub use named::NamedPolicy;
 pub(crate) use named::{is_composite, part_names};
+pub use quota::Quota;
 pub use text::{parse_all, parse_policies, parse_time};
 
 use crate::algorithm::bucket::Bucket;

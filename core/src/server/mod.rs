@@ -90,7 +90,7 @@ pub(crate) struct Row {
     /// The texts of [`RowChange::Policy`] and [`RowChange::Composite`].
     pub policy: Option<String>,
     pub composite: Option<String>,
-    /// The text of the operator's policy above it.
+    /// The text of the operator's policy above it. A second line says what else put it there.
     pub overriding: Option<String>,
     /// The creation time.
     pub made: Option<Tick>,
@@ -105,8 +105,8 @@ pub(crate) enum RowChange {
     Policy(Option<Policy>, Option<String>),
     /// The text of a composite's policies, or of another place (see `places.rs`).
     Composite(Option<String>),
-    /// The operator's policy above it.
-    Override(Option<Policy>),
+    /// The operator's policy above it, and what put it there, if no operator did.
+    Override(Option<Policy>, Option<Arc<str>>),
     /// The operator's policy for a single key: the key's hash and text, and the policy.
     Key(Hash, String, Option<Policy>),
 }

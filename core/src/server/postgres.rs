@@ -408,7 +408,10 @@ impl Engine for Postgres {
                     let of = name.as_ref().map_or_else(String::new, |name| format!("\n{name}"));
                     ("p", *policy, None, policy.map(|policy| format!("{policy}{of}")))
                 }
-                RowChange::Override(policy) => ("o", *policy, None, policy.map(|policy| policy.to_string())),
+                RowChange::Override(policy, source) => {
+                    let by = source.as_ref().map_or_else(String::new, |source| format!("\n{source}"));
+                    ("o", *policy, None, policy.map(|policy| format!("{policy}{by}")))
+                }
                 RowChange::Key(hash, key, policy) => {
                     ("k", *policy, Some(uuid(*hash)), policy.map(|policy| format!("{policy}\n{key}")))
                 }

@@ -332,9 +332,11 @@ impl Engine for Redis {
         };
         for note in notes {
             let (policy, fields, text) = match note {
-                RowChange::Policy(policy, name) => (policy, ["p".to_owned(), "policy".into()], name.as_ref()),
-                RowChange::Override(policy) => (policy, ["o".to_owned(), "override".into()], None),
-                RowChange::Key(hash, key, policy) => (policy, [format!("k:{hash}"), format!("t:{hash}")], Some(key)),
+                RowChange::Policy(policy, name) => (policy, ["p".to_owned(), "policy".into()], name.as_deref()),
+                RowChange::Override(policy, source) => (policy, ["o".to_owned(), "override".into()], source.as_deref()),
+                RowChange::Key(hash, key, policy) => {
+                    (policy, [format!("k:{hash}"), format!("t:{hash}")], Some(key.as_str()))
+                }
                 RowChange::Composite(text) => {
                     put("composite".into(), text.clone());
                     continue;

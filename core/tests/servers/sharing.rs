@@ -485,3 +485,45 @@ fn a_waiters_timeout_follows_its_stores_clock() {
         assert!(waiter.join().unwrap().unwrap(), "it had capacity all along");
     });
 }
+
+#[test]
+fn what_others_spent_is_charged_by_one_machine_however_its_units_are_granted() {
+    for server in Server::each("servers-others") {
+        for policy in ["1000/10m", "5000/10m", "1000/10m burst 1000", "1000/10m fixed"] {
+            let machines = [0; 2].map(|_| patient(&server.url()));
+            let [here, there] = machines.each_ref().map(|store| store.limiter(policy, policy).unwrap());
+            let direct = direct(&server).limiter(policy, policy).unwrap();
+            let left = || direct.peek("", 0).unwrap().remaining;
+            // Both have granted units, by which they answer without the server.
+            for limiter in [&here, &there].into_iter().cycle().take(20) {
+                limiter.attempt("", 1).unwrap();
+            }
+            let before = left();
+            assert_eq!(here.charge_others("", 300, before - 300).unwrap(), 300, "{policy}");
+            assert_eq!(there.charge_others("", 300, before - 300).unwrap(), 0, "{policy}");
+            assert!(left() >= before - 300, "{policy}: {}", left());
+        }
+    }
+}
+
+#[test]
+fn what_one_machine_learns_from_headers_another_sees_with_its_source() {
+    for server in Server::each("servers-learned") {
+        let (here, there) = (patient(&server.url()), patient(&server.url()));
+        let limiter = here.limiter("api", "100/1m").unwrap();
+        limiter.attempt("", 1).unwrap();
+        let quota = workglow_limit::embed::Quota { units: 500, window: Duration::from_secs(60), is_estimated: true };
+        limiter.learn(quota, "api.example.com");
+        let seen = || {
+            let snapshot = Observer::new(&there, 1).look().unwrap();
+            snapshot.limits.into_iter().find(|limit| limit.name == "api").unwrap()
+        };
+        wait_until("the override", || seen().overridden_by.as_deref() == Some("headers of api.example.com"));
+        assert_eq!((seen().policy().to_string(), seen().declared.to_string()), ("500/1m".into(), "100/1m".into()));
+        assert_eq!(there.find("api").unwrap().peek("", 0).unwrap().limit, 500);
+        there.override_limit("api", "50/1m", None).unwrap();
+        assert_eq!(seen().overridden_by.as_deref(), Some("operator"));
+        there.lift("api", None).unwrap();
+        assert_eq!((seen().overridden_by, seen().policy().to_string()), (None, "100/1m".into()));
+    }
+}

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from ._derived import Key, Weight
 from ._errors import LimitError
 from ._native import Decision, Limiter, Permit
-from .http import budgets
+from .http import budgets, quotas
 
 __all__ = ["Budgets", "Start", "Waiting"]
 
@@ -33,7 +33,7 @@ class Waiting(Protocol):
         self, limiter: Limiter, key: Key, weight: Weight, timeout: float | None, priority: int, share: int | None
     ) -> Permit: ...
     async def peek(self, limiter: Limiter, key: str | None) -> Decision: ...
-    async def charge(self, limiter: Limiter, key: str | None, units: int) -> None: ...
+    async def charge(self, limiter: Limiter, key: str | None, units: int, leaving: int) -> int: ...
     async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None: ...
     async def arrived(self, permit: Permit) -> None: ...
     async def complete(self, permit: Permit) -> None: ...
@@ -63,8 +63,8 @@ class Start(NamedTuple):
 class Trace:
     """A request on its way, and the fewest units that were left at any moment since its start."""
 
-    def __init__(self) -> None:
-        self.fewest: int | None = None
+    def __init__(self, fewest: int | None = None) -> None:
+        self.fewest = fewest
 
 
 class Level:
@@ -72,7 +72,8 @@ class Level:
 
     Others have spent the difference if the provider states fewer units than were left here at any moment since the request
     started: our own requests, in whatever order they arrived, and what they gave back since, explain no less than that. The
-    difference is charged once, because it is a new fewest for all requests on their way.
+    difference is charged once, because it lowers the fewest of all requests on their way. Of several processes that find it at the
+    same moment one charges it: each leaves what remained when it looked, less the difference.
     """
 
     def __init__(self, which: _Which, part: Limiter) -> None:
@@ -80,6 +81,7 @@ class Level:
         self.key = which[1]
         self.traces: set[Trace] = set()
         self.is_comparing = False
+        self.next: tuple[Trace, int] | None = None  # A statement that is compared after this one.
 
     @staticmethod
     def begin(number: int, part: Limiter, key: str | None) -> tuple[Level, Trace]:
@@ -98,29 +100,57 @@ class Level:
             if not self.traces and _process.levels.get(self.which) is self:
                 del _process.levels[self.which]
 
-    async def look(self, waiting: Waiting) -> None:
-        """Sees how many units are left now."""
+    async def look(self, waiting: Waiting) -> int | None:
+        """Returns how many units are left now."""
         left = (await waiting.peek(self.part, self.key)).remaining
         with _process.lock:
             for trace in self.traces.copy():
                 if left is not None and (trace.fewest is None or left < trace.fewest):
                     trace.fewest = left
+        return left
 
     async def compare(self, waiting: Waiting, trace: Trace, stated: int) -> None:
-        """Charges what others have spent. One response at a time: two would charge the same units twice."""
+        """Charges what others have spent. One statement at a time: two would charge the same units twice. Of those that come
+        meanwhile, the one that differs most is compared after it, with the same response; a later response says the rest."""
         with _process.lock:
             if self.is_comparing:
-                return  # The next response says so again.
+                if self.next is None or _spent(trace, stated) > _spent(*self.next):
+                    if self.next is not None:
+                        self.traces.discard(self.next[0])
+                    self.next = Trace(trace.fewest), stated  # The request's own trace ends with its response.
+                    self.traces.add(self.next[0])
+                return
             self.is_comparing = True
         try:
-            await self.look(waiting)
-            spent = 0 if trace.fewest is None else trace.fewest - stated
-            if spent > 0:
-                # If other starts were faster, there is less left, and the next response says so.
-                await waiting.charge(self.part, self.key, spent)
-                await self.look(waiting)
+            await self._charge(waiting, trace, stated)
+            with _process.lock:
+                later, self.next = self.next, None
+            if later is not None:
+                await self._charge(waiting, *later)
+                self.end(later[0])
         finally:
-            self.is_comparing = False
+            with _process.lock:
+                self.is_comparing = False
+                rest, self.next = self.next, None
+            if rest is not None:
+                self.end(rest[0])
+
+    async def _charge(self, waiting: Waiting, trace: Trace, stated: int) -> None:
+        left = await self.look(waiting)
+        spent = _spent(trace, stated)
+        if left is None or spent <= 0:
+            return
+        # If other starts were faster, it charges less, and the next response says so.
+        charged = await waiting.charge(self.part, self.key, spent, left - spent)
+        with _process.lock:
+            for other in self.traces:
+                if other.fewest is not None:
+                    other.fewest -= charged
+
+
+def _spent(trace: Trace, stated: int) -> int:
+    """Returns how many units others have spent, as far as it is known."""
+    return 0 if trace.fewest is None else trace.fewest - stated
 
 
 class _Process:
@@ -203,6 +233,15 @@ class Budgets:
             pass  # It must not cost the response.
         finally:
             watched.end()
+
+    def learn(self, start: Start, response: Any, host: str) -> None:
+        """Puts the sizes that the server reports above the declared policies, later. A key's requests teach nothing: the
+        server does not say whose size it is."""
+        for quota in quotas(response):
+            name = self._parts.get(quota.name)
+            part = None if name is None or start.key_at(name) else start.parts.get(name)
+            if part is not None:
+                part._learn(quota.units, quota.window, quota.is_estimated, host)
 
     def _report(self, limiter: Limiter, name: str) -> None:
         if limiter not in self._reported and len(self._reported) >= _MOST_KEPT:

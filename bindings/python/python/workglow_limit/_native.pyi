@@ -487,6 +487,11 @@ class LimitSnapshot:
         """An operator's override; None without one."""
 
     @property
+    def overridden_by(self) -> str | None:
+        """What has put the override there: "operator", or "headers of api.example.com" from which programs learned it;
+        None without one."""
+
+    @property
     def usage(self) -> tuple[Usage, ...]:
         """A Usage per window, for the key that uses most of the limit. There is at least one; the first is the fullest."""
 
@@ -835,6 +840,17 @@ class Limiter:
 
     def _part_of(self, limiter: Limiter) -> str | None:
         """The name of the part that is, or contains, a limiter."""
+
+    def _charge_others(self, key: str | None, units: int, leaving: int) -> int:
+        """Charges at most this many units that others have spent elsewhere, and leaves so many. Returns how many it has
+        charged."""
+
+    def _learn(self, units: int, window: float, is_estimated: bool, host: str) -> None:
+        """Puts what a server says about this limit above the declared policy, later: so many units in a window of
+        seconds."""
+
+    async def _charge_others_async(self, key: str | None, units: int, leaving: int) -> int:
+        """As _charge_others, for event loops."""
 
     def try_acquire(self, key: _Key = None, weight: _Weight = 1) -> Permit | None:
         """Starts a job if the limit admits it now, and returns its permit. Deciding and recording is one atomic step.

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from ._budgets import Budgets, Start, Waiting
 from ._derived import Key, Weight, refuse
@@ -126,6 +127,7 @@ class Sender(Generic[R]):
         share: int | None = None,
         timeout: float | timedelta | None = None,
         heed: bool | HeedOptions = True,
+        learn: bool = False,
         retries: int = 0,
         tokens: str | Mapping[str, str] | None = None,
         estimate: Callable[[R], int | Mapping[str, int]] | None = None,
@@ -140,6 +142,9 @@ class Sender(Generic[R]):
         self._share = None if share is None else whole("share", share, 1, 1000)
         self._timeout = None if timeout is None else in_seconds("timeout", timeout)
         self._heeds, self._default, self._longest = heeding(heed)
+        if not isinstance(learn, bool):
+            raise TypeError(f"learn is {learn!r}: expected True or False, not {type(learn).__name__}")
+        self._learns = learn
         self.retries = whole("retries", retries, 0, 100)
         for name, function in ("estimate", estimate), ("usage", usage):
             if function is not None and not callable(function):
@@ -177,13 +182,15 @@ class Sender(Generic[R]):
         """Sends a request once. Returns the response, the wait that the server asks for, if it asks for one, and whether
         its limiter was paused for it."""
         start = self._start(exchange)
-        body = Body(self.waiting)
+        body, url = Body(self.waiting), exchange.url
         if start is not None:
             body.permit, body.tokens = await self._acquire(start), start.tokens
         try:
             # Before anything is sent. A retry may go elsewhere.
             if self._route is not None and body.permit is not None and (chosen := body.permit.chosen) is not None:
-                exchange.go(routed(self._route(chosen), exchange.url))
+                to = routed(self._route(chosen), url)
+                exchange.go(to)
+                url = to.url
             watched = None
             if self._heeds and start is not None and body.permit is not None:
                 watched = await self._budgets.watch(_used(start, body.permit))
@@ -201,6 +208,8 @@ class Sender(Generic[R]):
             raise
         try:
             await body.arrived()
+            if self._learns and start is not None and body.permit is not None:
+                self._budgets.learn(_used(start, body.permit), response, urlsplit(url).hostname or "")
             if watched is not None:  # Before a pause, because a paused limit takes no charges.
                 await self._budgets.compare(watched, response)
             wait = await self._heed(start, body.permit, response)
@@ -406,9 +415,8 @@ class _InThread:
     async def peek(self, limiter: Limiter, key: str | None) -> Decision:
         return limiter.peek(key, 0)
 
-    async def charge(self, limiter: Limiter, key: str | None, units: int) -> None:
-        if permit := limiter.try_acquire(key, units):
-            permit.complete()
+    async def charge(self, limiter: Limiter, key: str | None, units: int, leaving: int) -> int:
+        return limiter._charge_others(key, units, leaving)
 
     async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None:
         limiter.pause(seconds, key)
@@ -440,9 +448,8 @@ class _InLoop:
     async def peek(self, limiter: Limiter, key: str | None) -> Decision:
         return await limiter.peek_async(key, 0)
 
-    async def charge(self, limiter: Limiter, key: str | None, units: int) -> None:
-        if permit := await limiter.try_acquire_async(key, units):
-            await permit.complete_async()
+    async def charge(self, limiter: Limiter, key: str | None, units: int, leaving: int) -> int:
+        return await limiter._charge_others_async(key, units, leaving)
 
     async def pause(self, limiter: Limiter, seconds: float, key: str | None) -> None:
         await limiter.pause_async(seconds, key)

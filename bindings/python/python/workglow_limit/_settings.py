@@ -52,6 +52,7 @@ class Options(TypedDict, total=False):
     share: int | None
     timeout: float | timedelta | None
     heed: bool | HeedOptions
+    learn: bool
     tokens: str | Mapping[str, str] | None
     estimate: Callable[[Any], int | Mapping[str, int]] | None
     usage: Callable[[Any, Any], int | Mapping[str, int] | None] | None

@@ -225,6 +225,65 @@ def budgets(response: object) -> list[Budget]:
     return found
 
 
+class Quota(NamedTuple):
+    """What a server says about the size of one of its budgets."""
+
+    name: str  # requests, tokens, input-tokens, …
+    units: int
+    window: float  # In seconds.
+    is_estimated: bool  # Whether the window follows from the reset, and is not stated.
+
+
+#: The limits of vendors whose published rules say that a budget refills evenly: its reset shows the window.
+_EVEN = re.compile("x-ratelimit-limit-(requests|tokens)|anthropic-ratelimit-((?:input-|output-)?tokens|requests)-limit")
+
+
+#: The names of budgets. Others of the IETF's headers count requests.
+_NAMES = "requests", "tokens", "input-tokens", "output-tokens"
+
+#: Makes several of what is not certain.
+_NONE = Quota("", 0, 0.0, False)
+
+
+def _of(header: str, what: str) -> str:
+    """Returns the name of the header that belongs to one with a limit."""
+    return re.sub("(?<=-)limit(?=-|$)", what, header)
+
+
+def quotas(response: object) -> list[Quota]:
+    """Returns the sizes of budgets that a response reports, each with its window. Leaves out what is not certain: budgets of
+    several windows or of a part of the callers, and those whose window is not stated and not shown by the reset."""
+    _, headers = status_and_headers(response)
+    date = _instant(headers.get("date", ""))
+    stated: dict[str, set[Quota]] = {}
+    fields = headers.get("ratelimit-policy", ""), headers.get("ratelimit-limit", "")
+    for item, parameters in (member for field in fields for member in _members(field)):
+        units, window = parameters.get("q", item), parameters.get("w", "")
+        if not (_NUMBER.fullmatch(units) and _NUMBER.fullmatch(window)):
+            continue
+        unit = parameters.get("qu", '"requests"').strip('"')
+        name = item.strip('"') if item.strip('"') in _NAMES else "requests"
+        one = Quota(name, int(float(units)), float(window), False)
+        stated.setdefault(name, set()).update([one] if unit == "requests" and "pk" not in parameters else [one, _NONE])
+    found = [quota for of in stated.values() if len(of) == 1 for quota in of]
+    for header, value in headers.items():
+        if not (named := _EVEN.fullmatch(header)) or not value.strip().isdigit():
+            continue
+        name = named[1] or named[2]
+        remaining, reset = (headers.get(_of(header, what), "") for what in ("remaining", "reset"))
+        seconds = _until(reset, time.time() if date is None else date)
+        if not remaining.strip().isdigit() or seconds is None:
+            continue
+        limit = int(value)
+        used = limit - int(remaining)
+        # Each number may be off by its last digit, and so the window by a tenth twice.
+        rounded = 500 if header.startswith("anthropic-") and "tokens" in name else 1
+        digit = 0.01 if _SPANS.fullmatch(reset.strip()) and re.search(r"\.|ms", reset) else 1.0
+        if used >= 10 * rounded and seconds >= 10 * digit:
+            found.append(Quota(name, limit, seconds * limit / used, True))
+    return found
+
+
 def _members(field: str) -> list[tuple[str, dict[str, str]]]:
     """Returns the list of a structured field, each item with its parameters. Returns an empty list if it is malformed."""
     members: list[tuple[str, dict[str, str]]] = []

@@ -1,6 +1,7 @@
 """Budgets that a provider reports: what others have spent with the same key is charged here, and what is free there is not."""
 
 import asyncio
+import multiprocessing
 import threading
 
 import anthropic
@@ -9,6 +10,7 @@ import openai
 import pytest
 from clients import CLIENTS, AsyncHttpx2, Httpx
 from fake import serving
+from pair import one_of_two
 from provider import Provider
 from workglow_limit import CompositeLimiter, FirstOfLimiter, ManualClock, Store, _budgets
 from workglow_limit._budgets import Budgets, Start
@@ -217,11 +219,11 @@ def test_what_a_later_request_took_and_gave_back_was_not_spent_by_others(store):
 
 def test_several_clients_charge_it_once(llm):
     class Slow(type(IN_LOOP)):
-        async def charge(self, limiter, key, units):
+        async def charge(self, limiter, key, units, leaving):
             if not charging.is_set():  # The first is slow.
                 charging.set()
                 await go_on.wait()
-            await super().charge(limiter, key, units)
+            return await super().charge(limiter, key, units, leaving)
 
     async def main():
         slow = Slow()
@@ -237,6 +239,37 @@ def test_several_clients_charge_it_once(llm):
     asyncio.run(main())
     assert left(llm, "requests") == 70
     assert not _budgets._process.levels
+
+
+def test_of_two_processes_that_find_a_difference_one_charges_it(server, provider, tmp_path):
+    context, url = multiprocessing.get_context("spawn"), f"sqlite:{tmp_path}/limits.db"
+    both, all_three = context.Barrier(2), context.Barrier(3)
+    processes = [
+        context.Process(target=one_of_two, args=(url, server.url, both, all_three), daemon=True) for _ in range(2)
+    ]
+    for process in processes:
+        process.start()
+    all_three.wait(60)
+    provider.spend(30)
+    arrived = threading.Barrier(2)
+    provider.before_answer = lambda: arrived.wait(60)
+    for _ in range(3):
+        all_three.wait(60)
+    for process in processes:
+        process.join(60)
+        assert process.exitcode == 0
+    assert Store(url).limiter("llm", "100/1h").peek().remaining == provider.left("requests") == 66
+
+
+def test_what_has_become_free_is_charged_once_for_all_requests_on_their_way(store, clock):
+    llm = store.limiter("llm", "requests: 100/1m + tokens: 10000/1m")
+    budgets, start = watching(llm)
+    llm.acquire(weight={"requests": 50}).complete()
+    first, second = run(budgets.watch(start)), run(budgets.watch(start))
+    clock.advance(60)  # 100 are free again, of which the provider has counted 50 when the two arrived.
+    for watched in first, second:
+        run(budgets.compare(watched, said(requests=30)))
+    assert left(llm, "requests") == 80
 
 
 @pytest.mark.parametrize("requests", ["10 concurrent", "10 concurrent cooldown 1s", "alternatives"])

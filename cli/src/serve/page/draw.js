@@ -62,6 +62,12 @@ export function time(seconds) {
 /** The name of a window: `in 1 min`, or `at once`. */
 export const windowed = (window) => (window == null ? "at once" : `in ${time(window)}`);
 
+/** What has put a policy above the declared one. */
+export const overridden = (by) =>
+  by == null || by === "operator"
+    ? "An operator's policy in place of the declared one"
+    : `Learned from ${by}, in place of the declared policy`;
+
 export const level = (share, near) => (share >= 1 ? "full" : near ? "near" : "free");
 
 /** A sparkline of percentages; null is a gap. */

@@ -1,5 +1,5 @@
 // The list of limits, and the state of the page.
-import { brief, count, level, make, pace, set, spark, time, windowed } from "./draw.js";
+import { brief, count, level, make, overridden, pace, set, spark, time, windowed } from "./draw.js";
 import { Panel } from "./panel.js";
 import { Stream } from "./stream.js";
 
@@ -166,6 +166,7 @@ function fill(row, limit) {
   set(row.policy, limit.policy);
   row.policy.title = limit.policy;
   row.own.hidden = !limit.is_overridden;
+  row.own.title = overridden(limit.overridden_by);
   row.paused.hidden = limit.paused_for <= 0;
   if (limit.paused_for > 0) set(row.paused, `paused ${time(limit.paused_for)}`);
   set(row.used, `${brief(usage.used)} / ${brief(usage.limit)}`);

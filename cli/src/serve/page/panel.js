@@ -1,5 +1,5 @@
 // The selected limit: usage, waiters and history; and the operator's changes.
-import { brief, bytes, clock, count, level, make, month, pace, quarter, set, time, windowed } from "./draw.js";
+import { brief, bytes, clock, count, level, make, month, overridden, pace, quarter, set, time, windowed } from "./draw.js";
 import { get, post, token } from "./stream.js";
 
 const HISTORY = 60_000; // The interval between requests for the history.
@@ -191,6 +191,7 @@ export class Panel {
     const share = Math.max(...usage.map((one) => one.used / Math.max(1, one.limit)));
     set(parts.policy, seen.policy);
     parts.own.hidden = parts.declared.hidden = !seen.override;
+    parts.own.title = overridden(seen.overridden_by);
     set(parts.declared, `declared: ${seen.declared}`);
     this.allow();
     set(parts.used, `${count(usage[0].used)} / ${count(usage[0].limit)}`);

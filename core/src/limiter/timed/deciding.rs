@@ -72,6 +72,13 @@ impl<T: InStore> Quiet for T {
         self.timed().start_now(key, weight)
     }
 
+    fn decide_for_all(&self, key: &str, weight: u64) -> Result<Decision> {
+        match self.timed().limit.is_served() {
+            true => self.timed().start_on_server_alone(key, weight),
+            false => self.quiet_decide(key, weight),
+        }
+    }
+
     fn quiet_peek(&self, key: &str, weight: u64) -> Result<Decision> {
         self.timed().limit.or_instead(
             || self.timed().do_peek(key, weight),
@@ -251,6 +258,16 @@ impl Timed {
             Ok(self.reply(found, weight, &answer, view))
         };
         self.limit.or_instead(|| self.limit.with_key_later(key, weight, stuck, start), instead)
+    }
+
+    /// Decides on a start now on the server, whatever it has granted.
+    fn start_on_server_alone(&self, key: &str, weight: u64) -> Result<Decision> {
+        self.limit.with_key_later(key, weight, None, |found| {
+            let mut view = View::default();
+            let ask = Ask::now(found.table.windows.as_slice(), weight, found.gate);
+            let answer = self.take_looking::<true>(found, &ask, &mut view)?;
+            Ok(self.reply(found, weight, &answer, view))
+        })
     }
 
     /// Counts a decision, and makes the reply.

@@ -7,20 +7,32 @@ use crate::error::{Error, Result};
 pub(crate) use crate::policy::part_names;
 use crate::policy::{self, NamedPolicy, Policy};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// The policies of a limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Declared {
     /// The policy that programs declared last.
     pub declared: Policy,
-    /// The policy that an operator put above it.
+    /// The policy that an operator put above it, or a server's headers.
     pub overriding: Option<Policy>,
+    /// What put it there: see [`LEARNED`]. `None`: an operator.
+    pub source: Option<Arc<str>>,
 }
+
+/// Where policies come from that programs learn: `headers of api.example.com`. Stores keep it with the override, on servers in
+/// a second line of its text.
+pub(crate) const LEARNED: &str = "headers of ";
 
 impl Declared {
     /// The policy that applies.
     pub fn current(&self) -> Policy {
         self.overriding.unwrap_or(self.declared)
+    }
+
+    /// What put the override there.
+    pub fn overridden_by(&self) -> Option<String> {
+        self.overriding.map(|_| self.source.as_deref().unwrap_or("operator").to_owned())
     }
 }
 
@@ -36,7 +48,7 @@ impl Family {
     /// The limits that the name means: the one with that name, or a composite's parts in order.
     pub fn parts(&self, name: &str) -> Vec<(String, Declared)> {
         let names = self.composite.as_ref().map_or(vec![name.to_owned()], |policies| part_names(name, policies));
-        names.into_iter().filter_map(|part| self.limits.get(&part).map(|found| (part, *found))).collect()
+        names.into_iter().filter_map(|part| self.limits.get(&part).map(|found| (part, found.clone()))).collect()
     }
 }
 
@@ -75,11 +87,13 @@ pub(crate) struct Part {
 
 impl Part {
     pub fn now(&self) -> Declared {
-        Declared { declared: self.policy, overriding: self.before.and_then(|before| before.overriding) }
+        let overriding = self.before.as_ref().and_then(|before| before.overriding);
+        let source = self.before.as_ref().and_then(|before| before.source.clone());
+        Declared { declared: self.policy, overriding, source }
     }
 
     pub fn is_new(&self) -> bool {
-        self.before != Some(self.now())
+        self.before.as_ref() != Some(&self.now())
     }
 
     /// Whether it has its state from another name.
@@ -95,7 +109,7 @@ impl Change {
     }
 }
 
-/// An override that an operator sets or removes.
+/// An override that an operator, or what a program has learned, sets or removes.
 #[derive(Debug)]
 pub(crate) struct Overridden {
     pub name: String,
@@ -103,13 +117,15 @@ pub(crate) struct Overridden {
     /// The key, if it applies only to one.
     pub key: Option<String>,
     pub policy: Option<Policy>,
+    /// As in [`Declared`]; `None` for a key.
+    pub source: Option<Arc<str>>,
     /// The number of a key's units that may be missing from the ledger under the previous policy.
     pub missing: u64,
 }
 
 impl Overridden {
     pub fn now(&self) -> Declared {
-        Declared { overriding: self.policy, ..self.before }
+        Declared { declared: self.before.declared, overriding: self.policy, source: self.source.clone() }
     }
 }
 

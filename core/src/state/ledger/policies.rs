@@ -6,7 +6,7 @@
 //! so a copy of the database that had changes of its own does not have the generation of another change.
 
 use super::database::{Database, NOW};
-use super::declared::{Change, Declared, Family, Overridden, Part, other_name, text_of};
+use super::declared::{Change, Declared, Family, LEARNED, Overridden, Part, other_name, text_of};
 use crate::error::Result;
 use crate::fault;
 use crate::policy::{self, NamedPolicy, Policy};
@@ -23,7 +23,7 @@ CREATE TABLE limits (
   declared_by    TEXT NOT NULL,         -- the program and process of the last declaration
   override       TEXT,                  -- the operator's policy above the declared one; NULL: none
   overridden_at  TEXT,
-  overridden_by  TEXT,
+  overridden_by  TEXT,                  -- the program and process of an operator; 'headers of HOST': learned from these
   generation     INTEGER NOT NULL,      -- the number of the last change
   missing        INTEGER                -- units of a key that the ledger may lack until it has the starts before that change
 ) STRICT;
@@ -45,7 +45,8 @@ CREATE INDEX keys_by_generation ON keys (generation);
 const COMPOSITE: &str = "composite";
 
 /// The declared limits.
-const DECLARED: &str = "SELECT id, name, policy, override, missing FROM limits WHERE policy IS NOT NULL AND kind <> ?1";
+const DECLARED: &str =
+    "SELECT id, name, policy, override, missing, overridden_by FROM limits WHERE policy IS NOT NULL AND kind <> ?1";
 
 /// The keys that have, or had, their own policies.
 const OWN: &str = "SELECT id, name, key, keys.policy, keys.missing FROM keys JOIN limits ON id = limit_id WHERE";
@@ -82,7 +83,7 @@ impl Database {
     /// The policies of one limit.
     pub fn policy(&self, name: &str) -> Result<Option<Declared>> {
         let query = format!("{DECLARED} AND name = ?2");
-        let found = self.connection.query_row(&query, [COMPOSITE, name], known).optional();
+        let found = self.connection.query_row(&query, [COMPOSITE, name], declared).optional();
         let found = found.map_err(|e| self.explain(e))?;
         Ok(found.map(|row| self.read(row)).transpose()?.map(|known| known.declared))
     }
@@ -107,7 +108,7 @@ impl Database {
     pub fn limits(&self, after: Option<u64>) -> Result<Vec<KnownLimit>> {
         let read = || -> rusqlite::Result<Vec<_>> {
             let mut query = self.connection.prepare(&format!("{DECLARED} AND generation > ?2 ORDER BY name"))?;
-            let rows = query.query_map(params![COMPOSITE, after.map_or(-1, signed)], known)?;
+            let rows = query.query_map(params![COMPOSITE, after.map_or(-1, signed)], declared)?;
             rows.collect()
         };
         read().map_err(|e| self.explain(e))?.into_iter().map(|row| self.read(row)).collect()
@@ -123,7 +124,7 @@ impl Database {
                 Some(_) => "+name > ?2 AND (name = ?4 OR name > ?4 || '/' AND name < ?4 || '0')",
             };
             let mut query = self.connection.prepare(&format!("{DECLARED} AND {these} ORDER BY name LIMIT ?3"))?;
-            let rows = query.query_map(params![COMPOSITE, name, most as i64, only], known)?;
+            let rows = query.query_map(params![COMPOSITE, name, most as i64, only], declared)?;
             rows.collect()
         };
         let rows = read().map_err(|e| self.explain(e))?;
@@ -134,10 +135,11 @@ impl Database {
         read.map_err(|e| self.damaged(format!("limit \"{name}\" has a policy that makes no sense: {e}")))
     }
 
-    fn read(&self, (id, name, declared, overriding, missing): KnownRow) -> Result<KnownLimit> {
+    fn read(&self, ((id, name, declared, overriding, missing), by): DeclaredRow) -> Result<KnownLimit> {
         let parse = |text: &str| self.reading(&name, text.parse::<Policy>());
-        let declared =
-            Declared { declared: parse(&declared)?, overriding: overriding.as_deref().map(parse).transpose()? };
+        let source = by.filter(|by| overriding.is_some() && by.starts_with(LEARNED)).map(Into::into);
+        let overriding = overriding.as_deref().map(parse).transpose()?;
+        let declared = Declared { declared: parse(&declared)?, overriding, source };
         Ok(KnownLimit { id, name, declared, missing: missing.map(units) })
     }
 
@@ -169,11 +171,11 @@ impl Database {
     /// The declarations under a name, and under all names that begin with it and a slash.
     pub fn family(&self, name: &str) -> Result<Family> {
         // The character after the slash is 0.
-        let query = "SELECT kind, id, name, policy, override, missing FROM limits
+        let query = "SELECT id, name, policy, override, missing, overridden_by, kind FROM limits
                      WHERE policy IS NOT NULL AND (name = ?1 OR name > ?1 || '/' AND name < ?1 || '0')";
-        let read = || -> rusqlite::Result<Vec<(String, KnownRow)>> {
+        let read = || -> rusqlite::Result<Vec<(String, DeclaredRow)>> {
             let mut query = self.connection.prepare(query)?;
-            let rows = query.query_map([name], |row| Ok((row.get(0)?, known_from(row, 1)?)))?;
+            let rows = query.query_map([name], |row| Ok((row.get(6)?, declared(row)?)))?;
             rows.collect()
         };
         let mut family = Family::default();
@@ -181,8 +183,8 @@ impl Database {
             if kind != COMPOSITE {
                 let found = self.read(row)?;
                 family.limits.insert(found.name, found.declared);
-            } else if row.1 == name {
-                family.composite = Some(self.reading(name, policy::parse_all(&row.2))?);
+            } else if row.0.1 == name {
+                family.composite = Some(self.reading(name, policy::parse_all(&row.0.2))?);
             }
         }
         Ok(family)
@@ -300,7 +302,8 @@ impl Database {
             for Change { name, composite, parts, .. } in changes() {
                 for part in parts.iter().filter(|part| part.is_new()) {
                     declare(transaction, &part.name, part.policy.kind(), &part.policy.to_string())?;
-                    if let Some(before) = part.before.filter(|before| before.current() != part.now().current()) {
+                    if let Some(before) = part.before.as_ref().filter(|before| before.current() != part.now().current())
+                    {
                         miss(transaction, &part.name, budget(before.current()))?;
                     }
                 }
@@ -326,10 +329,11 @@ impl Database {
                  ON CONFLICT DO UPDATE SET policy = excluded.policy, overridden_at = excluded.overridden_at,
                    overridden_by = excluded.overridden_by, {now}"
             );
-            for Overridden { name, key, policy, missing, .. } in all {
+            for Overridden { name, key, policy, source, missing, .. } in all {
                 let (policy, missing) = (policy.map(|policy| policy.to_string()), signed(*missing));
+                let by = || source.as_deref().map_or_else(program, str::to_owned);
                 match key {
-                    None => transaction.execute(&of_limit, params![name, policy, program(), missing])?,
+                    None => transaction.execute(&of_limit, params![name, policy, by(), missing])?,
                     Some(key) => transaction.execute(&of_key, params![name, policy, program(), missing, key])?,
                 };
             }
@@ -366,12 +370,15 @@ pub(crate) enum KeySelection {
 /// number and name, the key, its policy, and what may be missing.
 type KnownRow = (i64, String, String, Option<String>, Option<i64>);
 
+/// The same of a limit, and what put the override there.
+type DeclaredRow = (KnownRow, Option<String>);
+
 fn known(row: &Row) -> rusqlite::Result<KnownRow> {
-    known_from(row, 0)
+    Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?))
 }
 
-fn known_from(row: &Row, at: usize) -> rusqlite::Result<KnownRow> {
-    Ok((row.get(at)?, row.get(at + 1)?, row.get(at + 2)?, row.get(at + 3)?, row.get(at + 4)?))
+fn declared(row: &Row) -> rusqlite::Result<DeclaredRow> {
+    Ok((known(row)?, row.get(5)?))
 }
 
 fn units(n: i64) -> u64 {
@@ -462,7 +469,7 @@ mod tests {
     fn overriding(database: &mut Database, name: &str, text: Option<&str>) {
         let before = database.policy(name).unwrap().unwrap();
         let missing = before.current().capacity() / 20;
-        let all = [Overridden { name: name.into(), key: None, policy: text.map(rate), before, missing }];
+        let all = [Overridden { name: name.into(), key: None, policy: text.map(rate), source: None, before, missing }];
         database.set_overrides(&all).unwrap();
     }
 
@@ -475,7 +482,7 @@ mod tests {
         overriding(&mut database, "api", Some("5/1s + 50/1m"));
         declare(&database, "api", "200/1m");
         let found = dir.open().policy("api").unwrap().unwrap();
-        assert_eq!(found, Declared { declared: rate("200/1m"), overriding: Some(rate("5/1s + 50/1m")) });
+        assert_eq!(found, Declared { declared: rate("200/1m"), overriding: Some(rate("5/1s + 50/1m")), source: None });
         assert_eq!(found.current(), rate("5/1s + 50/1m"));
         let shown =
             "SELECT concat_ws('|', policy, override, typeof(overridden_at), overridden_by = declared_by) FROM limits";

@@ -392,7 +392,7 @@ impl Limit {
     fn declare_or_attach(&self, home: &Home, locked: &Locked, again: bool) -> Result<LimitAt> {
         let is_declared = |made: &Arc<Made>| again || made.is_declared.load(Acquire);
         let theirs = if self.made.as_ref().is_none_or(is_declared) { self.store.declared(&self.name)? } else { None };
-        if let (Some(made), None) = (&self.made, theirs) {
+        if let (Some(made), None) = (&self.made, &theirs) {
             self.store.declare_all(&[(&made.name, &made.policies)], locked)?;
             made.is_declared.store(true, Release);
             return Ok(home.find_limit(&self.name).expect("it was declared"));

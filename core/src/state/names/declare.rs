@@ -36,7 +36,7 @@ impl Session {
     /// The policies of one limit.
     pub(in crate::state) fn declared(&self, name: &str) -> Result<Option<Declared>> {
         match &self.address {
-            Address::Memory | Address::Server(_) => Ok(self.rare().limits.get(name).copied()),
+            Address::Memory | Address::Server(_) => Ok(self.rare().limits.get(name).cloned()),
             Address::Sqlite(_) => self.with_database(|database| database.policy(name)),
         }
     }
@@ -47,7 +47,7 @@ impl Session {
                 let (rare, below) = (self.rare(), format!("{name}/"));
                 let parts = rare.limits.range(below.clone()..).take_while(|(other, _)| other.starts_with(&below));
                 let limits = rare.limits.get_key_value(name).into_iter().chain(parts);
-                let limits = limits.map(|(name, found)| (name.clone(), *found)).collect();
+                let limits = limits.map(|(name, found)| (name.clone(), found.clone())).collect();
                 Ok(Family { composite: rare.composites.get(name).cloned(), limits })
             }
             Address::Sqlite(_) => self.with_database(|database| database.family(name)),
@@ -121,7 +121,7 @@ impl Session {
                     && found.declared.kind() == policy.kind()
                     && !parts.iter().any(|taken| taken.from == *other)
             };
-            let found = family.limits.get(&part).map(|found| (part.clone(), *found));
+            let found = family.limits.get(&part).map(|found| (part.clone(), found.clone()));
             let found = found.or_else(|| before.iter().find(is_it).cloned());
             // A part that gets a name, another one or none is the part that is gone now and had its policy, or its place.
             let likeness = |(at, (other, found)): &(usize, &(String, Declared))| {
@@ -285,7 +285,7 @@ impl Session {
             }
             let of = |(name, before): (String, Declared)| -> Result<Overridden> {
                 let policy = (share > 1).then(|| before.current().with_share(share)).transpose()?;
-                Ok(Overridden { name, before, key: Some(tenant.to_owned()), policy, missing: 0 })
+                Ok(Overridden { name, before, key: Some(tenant.to_owned()), policy, source: None, missing: 0 })
             };
             let shared = parts.into_iter().filter(|(_, before)| before.current().is_shared());
             let all = shared.map(of).collect::<Result<Vec<Overridden>>>()?;
@@ -316,7 +316,8 @@ impl Session {
             if parts.is_empty() {
                 return self.unknown(name);
             }
-            let put = |policy| move |(name, before)| Overridden { name, before, key: None, policy, missing: 0 };
+            let put =
+                |policy| move |(name, before)| Overridden { name, before, key: None, policy, source: None, missing: 0 };
             let mut all: Vec<Overridden> = match policies {
                 // A tenant's share is not an override.
                 None => {
@@ -390,7 +391,7 @@ fn check_own_key(key: Option<&str>) -> Result<()> {
 }
 
 impl Overridden {
-    fn follows(&self) -> PolicyChange<'_> {
+    pub(super) fn follows(&self) -> PolicyChange<'_> {
         match &self.key {
             None => PolicyChange::Limit(&self.name, Known::As(&self.name), self.now().current()),
             Some(key) => PolicyChange::Key(&self.name, key, self.policy),
@@ -423,7 +424,7 @@ fn overridden(name: &str, mut parts: Vec<(String, Declared)>, policies: &[NamedP
         match (found, kinds.as_slice(), policies) {
             (Some(at), ..) => {
                 let (name, before) = parts.remove(at);
-                Ok(Overridden { name, before, key: None, policy: Some(*policy), missing: 0 })
+                Ok(Overridden { name, before, key: None, policy: Some(*policy), source: None, missing: 0 })
             }
             (None, [declared], [_]) => {
                 Err(Error::KindMismatch { name: name.to_owned(), declared, requested: policy.kind() })
@@ -462,10 +463,12 @@ impl Rare {
         }
     }
 
-    fn set_overrides(&mut self, all: &[Overridden]) {
+    pub(super) fn set_overrides(&mut self, all: &[Overridden]) {
         for part in all {
             match &part.key {
-                None => self.enqueue(&self.places.of(&part.name), RowChange::Override(part.policy)),
+                None => {
+                    self.enqueue(&self.places.of(&part.name), RowChange::Override(part.policy, part.source.clone()))
+                }
                 Some(key) => self.enqueue_key(&part.name, key, part.policy),
             }
             match (&part.key, part.policy) {

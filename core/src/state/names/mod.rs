@@ -7,5 +7,6 @@
 pub(super) mod declare;
 pub(super) mod follow;
 pub(super) mod knowing;
+pub(super) mod learned;
 pub(super) mod places;
 pub(super) mod registry;

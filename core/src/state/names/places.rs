@@ -41,7 +41,7 @@ impl Rare {
                     // The row also says what this name means.
                     true => {
                         self.enqueue(place, RowChange::Policy(None, None));
-                        self.enqueue(place, RowChange::Override(None));
+                        self.enqueue(place, RowChange::Override(None, None));
                     }
                     false => self.forgotten(place),
                 }

@@ -219,10 +219,7 @@ impl Rare {
     fn merge(&mut self, rows: &Rows) -> Result<()> {
         for (name, row) in rows {
             let declared = match &row.policy {
-                Some(text) => {
-                    let overriding = row.overriding.as_deref().map(|text| policy_in(name, text)).transpose()?;
-                    Some(Declared { declared: policy_in(name, text)?, overriding })
-                }
+                Some(text) => Some(declared_by(name, text, row.overriding.as_deref())?),
                 None => None,
             };
             match declared {
@@ -261,6 +258,16 @@ impl Rare {
 /// A policy that a server has stored.
 pub(in crate::state) fn policy_in(name: &str, text: &str) -> Result<Policy> {
     text.parse().or_else(|e| damaged(name, text, &e))
+}
+
+/// The policies of a server's row: the declared one, and the one above it, whose second line says what put it there.
+pub(in crate::state) fn declared_by(name: &str, policy: &str, overriding: Option<&str>) -> Result<Declared> {
+    let (above, source) = overriding.map_or((None, None), |text| match text.split_once('\n') {
+        Some((policy, source)) => (Some(policy), Some(source.into())),
+        None => (Some(text), None),
+    });
+    let overriding = above.map(|text| policy_in(name, text)).transpose()?;
+    Ok(Declared { declared: policy_in(name, policy)?, overriding, source })
 }
 
 fn policies(name: &str, text: &str) -> Result<Vec<NamedPolicy>> {

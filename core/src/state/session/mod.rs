@@ -32,6 +32,7 @@ use crate::state::files::grant_lane::GrantLane;
 use crate::state::files::{self, lane, presence};
 use crate::state::ledger::declared::Declared;
 use crate::state::ledger::{database, recovery};
+use crate::state::names::learned::Told;
 use crate::time::{Clock, Tick};
 use crate::waiting::MayWait;
 use crate::{fault, fork, memory};
@@ -87,6 +88,8 @@ pub(crate) struct Session {
     /// Where the server keeps the limits that this process uses, and when they were created, by these places.
     pub(super) places: Arc<Places>,
     pub(super) made: fork::PerProcess<HashMap<String, Tick>>,
+    /// What servers said about their own limits: see `learned.rs`.
+    pub(super) told: fork::PerProcess<Told>,
     /// What it denied.
     pub(super) denials: Denials,
     /// The owner of this process's leases there.
@@ -202,6 +205,7 @@ impl Session {
             server_time: OnceLock::new(),
             places,
             made: fork::PerProcess::new(),
+            told: fork::PerProcess::new(),
             denials: Denials::default(),
             owner: fork::PerProcess::new(),
             failures: AtomicU64::new(0),

@@ -190,10 +190,10 @@ impl Session {
     /// writer is blocked for long.
     fn all_known(&self, survey: &Survey) -> Result<(Vec<KnownLimit>, u64)> {
         if !self.home().is_lane() {
-            let known = |(name, declared): (&String, &_)| KnownLimit {
+            let known = |(name, declared): (&String, &crate::state::Declared)| KnownLimit {
                 id: 0,
                 name: name.clone(),
-                declared: *declared,
+                declared: declared.clone(),
                 missing: None,
             };
             let is_shown = |(name, _): &(&String, &_)| survey.shows(name);
@@ -360,6 +360,7 @@ impl LimitCells<'_> {
             kind: declared.current().kind(),
             declared: declared.declared,
             overriding: declared.overriding,
+            overridden_by: declared.overridden_by(),
             usage,
             fullest,
             peak: self.peak(),

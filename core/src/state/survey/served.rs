@@ -14,7 +14,7 @@ use crate::state::cells::home::Table;
 use crate::state::cells::layout::{LimitAt, limit_word};
 use crate::state::counts::minutes::this_minute;
 use crate::state::ledger::declared::Declared;
-use crate::state::names::registry::{TimeLeft, of_key_in, policy_in};
+use crate::state::names::registry::{TimeLeft, declared_by, of_key_in};
 use crate::state::session::Session;
 use crate::state::session::places::policy_and_name;
 use crate::stats::Stats;
@@ -190,10 +190,7 @@ impl Session {
                 let name = &names[at];
                 // Otherwise it is a composite, or was forgotten.
                 let Some(declared) = &answer.policy else { continue };
-                let declared = Declared {
-                    declared: policy_in(name, policy_and_name(declared).0)?,
-                    overriding: answer.overriding.as_deref().map(|text| policy_in(name, text)).transpose()?,
-                };
+                let declared = declared_by(name, policy_and_name(declared).0, answer.overriding.as_deref())?;
                 let served = &mut survey.limits.entry(name.clone()).or_default().served;
                 served.family = Some(Family::of(&declared.current()));
                 if served.family == Some(family) {
@@ -264,6 +261,7 @@ impl Session {
             kind: policy.kind(),
             declared: declared.declared,
             overriding: declared.overriding,
+            overridden_by: declared.overridden_by(),
             usage: shown(&fullest.policy, &fullest.in_use.units),
             fullest: (fullest.hash != empty).then(|| (fullest.show(gate, now).key, id_of(fullest.hash))),
             peak: watched.served.peak(fullest.in_use.units.iter().map(|(_, used)| *used).max().unwrap_or(0)),
