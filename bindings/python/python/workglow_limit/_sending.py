@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from ._budgets import Budgets, Start, Waiting
@@ -27,6 +28,7 @@ from ._settings import (
     chooser,
     heeding,
     key_of,
+    relocated,
     routed,
     token_parts,
     units_of,
@@ -84,6 +86,10 @@ class Exchange(Protocol[R, S]):
     def go(self, to: Routed) -> None:
         """Sends the request, as it came, to another URL with other headers. The client's own request stays as it is: it
         may be sent again, or be redirected."""
+        ...
+
+    def relocate(self, response: S, relocated: Callable[[str], str]) -> None:
+        """Changes where the response to a request that went elsewhere sends the client, if it does."""
         ...
 
     def ask_readable(self) -> None:
@@ -180,10 +186,12 @@ class Sender(Generic[R]):
         body = Body(self.waiting)
         if start is not None:
             body.permit, body.tokens = await self._acquire(start), start.tokens
+        to = None
         try:
             # Before anything is sent. A retry may go elsewhere.
             if self._route is not None and body.permit is not None and (chosen := body.permit.chosen) is not None:
-                exchange.go(routed(self._route(chosen), exchange.url))
+                to = routed(self._route(chosen), exchange.url)
+                exchange.go(to)
             watched = None
             if self._heeds and start is not None and body.permit is not None:
                 watched = await self._budgets.watch(_used(start, body.permit))
@@ -200,6 +208,8 @@ class Sender(Generic[R]):
             await body.fail(exchange.was_never_sent(error))
             raise
         try:
+            if to is not None:
+                exchange.relocate(response, partial(relocated, to=to, url=exchange.url))
             await body.arrived()
             if watched is not None:  # Before a pause, because a paused limit takes no charges.
                 await self._budgets.compare(watched, response)
