@@ -10,6 +10,7 @@ redirection.
 """
 
 from __future__ import annotations
+
 import ssl
 import sys
 from collections.abc import Callable, Generator, Mapping
