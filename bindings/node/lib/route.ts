@@ -36,6 +36,9 @@ export interface Target {
   readonly headers: Readonly<Record<string, string>>;
   /** Whether it is another server than the request's own. */
   readonly isForeign: boolean;
+  /** The request's own URL, and the path that was put in front of its own. */
+  readonly own: URL;
+  readonly path: string;
 }
 
 /** @internal Returns where a request with this URL goes; `null`: where it would go without a route. */
@@ -65,11 +68,34 @@ export function targetOf(route: Route | undefined, chosen: Child | null, own: UR
   const url = new URL(own);
   url.username = url.password = "";
   [url.protocol, url.host, url.port] = [protocol, base.host, base.port];
-  url.pathname = base.pathname.replace(/\/+$/, "") + own.pathname;
+  const path = base.pathname.replace(/\/+$/, "");
+  url.pathname = path + own.pathname;
   const isForeign = url.origin !== own.origin;
   const removed = Object.keys(headers).filter((name) => headers[name] === null);
   const set = Object.entries(headers).filter((header): header is [string, string] => header[1] !== null);
-  return { url, without: [...(isForeign ? [...CREDENTIALS, "host"] : []), ...removed], headers: Object.fromEntries(set), isForeign };
+  return {
+    url,
+    without: [...(isForeign ? [...CREDENTIALS, "host"] : []), ...removed],
+    headers: Object.fromEntries(set),
+    isForeign,
+    own,
+    path,
+  };
+}
+
+/**
+ * @internal Returns where a client has to follow a redirect of a request that went elsewhere. Below the base URL that it was sent to,
+ * it is the URL that is routed there: the client's next request is routed, too.
+ */
+export function relocated(location: string, { url, own, path }: Target): string {
+  let to: URL;
+  try {
+    to = new URL(location, url);
+  } catch {
+    return location;
+  }
+  if (to.origin !== url.origin || !`${to.pathname}/`.startsWith(`${path}/`)) return location;
+  return own.origin + (to.pathname.slice(path.length) || "/") + to.search + to.hash;
 }
 
 /** @internal Returns the headers of a request that goes elsewhere. */

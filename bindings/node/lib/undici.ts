@@ -3,7 +3,7 @@
 import { Writable } from "node:stream";
 import { createBrotliDecompress, createGunzip, createInflate } from "node:zlib";
 import type { Demand } from "./demand.js";
-import { type Target, changed } from "./route.js";
+import { type Target, changed, relocated } from "./route.js";
 import { type Limits, type OutgoingRequest, Sending, type SendingOptions, type Sent, isRepeatable, outgoing, textOf } from "./sending.js";
 
 export type { Destination, KeyOfRequest, Limits, OutgoingRequest, Route, SendingOptions, TokenParts, WeightOfRequest } from "./sending.js";
@@ -147,6 +147,8 @@ class Exchange implements Controller, Handler {
   /** The events of a response that is not accepted or discarded yet. It may end even while it is paused. */
   #pending: (() => void)[] | undefined;
   #sent: Sent | null = null;
+  /** Where the current attempt went, if it went elsewhere. */
+  #to: Target | null = null;
   #body: Body | undefined;
   #isPaused = false;
 
@@ -166,6 +168,7 @@ class Exchange implements Controller, Handler {
   send(target: Target | null): Promise<Head> {
     return new Promise((resolve, reject) => {
       this.isConnected = false;
+      this.#to = target;
       this.#target = undefined;
       this.#head = resolve;
       this.#failed = reject;
@@ -257,7 +260,10 @@ class Exchange implements Controller, Handler {
     this.#settle({ statusCode, headers });
   }
 
-  onResponseStart(controller: Controller, statusCode: number, headers: Head["headers"], statusMessage?: string): void {
+  onResponseStart(controller: Controller, statusCode: number, given: Head["headers"], statusMessage?: string): void {
+    const { location } = given;
+    const isMoved = this.#to !== null && typeof location === "string";
+    const headers = isMoved ? { ...given, location: relocated(location, this.#to!) } : given;
     const start = () => this.#handler.onResponseStart?.(this, statusCode, headers, statusMessage);
     if (statusCode < 200) return start();
     this.#pending = [

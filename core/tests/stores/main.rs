@@ -19,6 +19,7 @@ mod files;
 mod forgotten;
 mod heads;
 mod identity;
+mod joint_storms;
 #[cfg(feature = "fault-points")]
 mod overtaking;
 mod pairs;

@@ -3,9 +3,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import axios from "axios";
+import { Agent, interceptors, request } from "undici";
 import { FirstOfLimiter, InvalidArgument, ManualClock, Store } from "workglow-limit";
 import { limitAxios } from "workglow-limit/axios";
 import { limitFetch } from "workglow-limit/fetch";
+import { limitUndici } from "workglow-limit/undici";
 import { settle } from "../helpers.mjs";
 import { clients } from "./clients.mjs";
 import { model, serve } from "./server.mjs";
@@ -143,3 +145,26 @@ test("one weight for alternatives with tokens is an error", async (t) => {
   await assert.rejects(limitFetch(providers, { tokens: "tokens", weight: 7 })(url), /weight is 7: expected an object/);
   assert.equal(arrivals.length, 0);
 });
+
+for (const isAbsolute of [true, false]) {
+  test(`undici: a redirect below the base URL is routed once (${isAbsolute ? "absolute" : "relative"})`, async (t) => {
+    // The path of the base URL was put in front of it once more.
+    const provider = await serve(t, ({ url }, response) => {
+      const location = `${isAbsolute ? provider.url : ""}/api/x`;
+      if (url === "/api/to") response.writeHead(302, { location }).end();
+      else response.end("fine");
+    });
+    const limiter = new FirstOfLimiter([new Store("memory:").limiter("one", "9/1m")]);
+    const agent = new Agent().compose(
+      limitUndici(limiter, { route: () => `${provider.url}/api` }),
+      interceptors.redirect({ maxRedirections: 3 }),
+    );
+    t.after(() => agent.close());
+    const response = await request(`${NOWHERE}/to`, { dispatcher: agent });
+    assert.deepEqual([response.statusCode, await response.body.text()], [200, "fine"]);
+    assert.deepEqual(
+      provider.arrivals.map(({ path }) => path),
+      ["/api/to", "/api/x"],
+    );
+  });
+}

@@ -68,6 +68,10 @@ class Exchange:
         if self.can_repeat():
             self._sent.read()
 
+    def relocate(self, response: Any, relocated: Callable[[str], str]) -> None:
+        if location := response.headers.get("location"):
+            response.headers["location"] = relocated(location)
+
     def ask_readable(self) -> None:
         headers = self._sent.headers
         headers["accept-encoding"] = readable(headers.get("accept-encoding", ""))

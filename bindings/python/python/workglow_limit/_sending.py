@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from datetime import timedelta
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -28,6 +29,7 @@ from ._settings import (
     chooser,
     heeding,
     key_of,
+    relocated,
     routed,
     token_parts,
     units_of,
@@ -85,6 +87,10 @@ class Exchange(Protocol[R, S]):
     def go(self, to: Routed) -> None:
         """Sends the request, as it came, to another URL with other headers. The client's own request stays as it is: it
         may be sent again, or be redirected."""
+        ...
+
+    def relocate(self, response: S, relocated: Callable[[str], str]) -> None:
+        """Changes where the response to a request that went elsewhere sends the client, if it does."""
         ...
 
     def ask_readable(self) -> None:
@@ -185,6 +191,7 @@ class Sender(Generic[R]):
         body, url = Body(self.waiting), exchange.url
         if start is not None:
             body.permit, body.tokens = await self._acquire(start), start.tokens
+        to = None
         try:
             # Before anything is sent. A retry may go elsewhere.
             if self._route is not None and body.permit is not None and (chosen := body.permit.chosen) is not None:
@@ -207,6 +214,8 @@ class Sender(Generic[R]):
             await body.fail(exchange.was_never_sent(error))
             raise
         try:
+            if to is not None:
+                exchange.relocate(response, partial(relocated, to=to, url=exchange.url))
             await body.arrived()
             if self._learns and start is not None and body.permit is not None:
                 self._budgets.learn(_used(start, body.permit), response, urlsplit(url).hostname or "")

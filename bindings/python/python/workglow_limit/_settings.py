@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypedDict, TypeVar, cast
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from ._derived import Key, Weight, each_part, is_mapping, key_text, refuse
 from ._native import FirstOfLimiter, Limiter
@@ -140,9 +140,11 @@ _CREDENTIALS = (
 
 
 class Routed(NamedTuple):
-    """Where a request goes: its URL, its host if that is another one, and the headers to remove and to set."""
+    """Where a request goes: its URL, the path in front of its own, its host if that is another one, and the headers to
+    remove and to set."""
 
     url: str
+    path: str
     host: str | None
     without: tuple[str, ...]
     headers: Mapping[str, str]
@@ -151,7 +153,7 @@ class Routed(NamedTuple):
 def routed(to: object, url: str) -> Routed:
     """Returns where a request with this URL goes, by what `route` returned for its alternative."""
     if to is None:
-        return Routed(url, None, (), {})
+        return Routed(url, "", None, (), {})
     kind = type(to).__name__
     given: Mapping[object, object] = (
         cast("Mapping[object, object]", to) if isinstance(to, Mapping) else {"base_url": to}
@@ -169,12 +171,22 @@ def routed(to: object, url: str) -> Routed:
     to_base, own = urlsplit(base), urlsplit(url)
     if to_base.scheme not in ("http", "https") or not to_base.hostname or "@" in to_base.netloc or to_base.query:
         raise refuse("the base URL that route returned", base, expected)
-    path = to_base.path.rstrip("/") + (own.path or "/")
-    there = urlunsplit((to_base.scheme, to_base.netloc, path, own.query, ""))
+    path = to_base.path.rstrip("/")
+    there = urlunsplit((to_base.scheme, to_base.netloc, path + (own.path or "/"), own.query, ""))
     removed = tuple(cast("str", name) for name, value in fields.items() if value is None)
     without = removed if _origin(there) == _origin(url) else (*_CREDENTIALS, *removed)
     own_headers = cast("Mapping[str, str]", {name: value for name, value in fields.items() if value is not None})
-    return Routed(there, to_base.netloc, without, own_headers)
+    return Routed(there, path, to_base.netloc, without, own_headers)
+
+
+def relocated(location: str, to: Routed, url: str) -> str:
+    """Returns where the client has to follow a redirection of a request with this URL. Below the base URL that it was sent
+    to, it is the URL that is routed there: the client's next request is routed, too."""
+    where, own = urlsplit(urljoin(to.url, location)), urlsplit(url)
+    if to.host is None or _origin(to.url) != _origin(where.geturl()) or not f"{where.path}/".startswith(f"{to.path}/"):
+        return location
+    path = where.path[len(to.path) :] or "/"
+    return urlunsplit((own.scheme, own.netloc, path, where.query, where.fragment))
 
 
 def _origin(url: str) -> tuple[str, str]:

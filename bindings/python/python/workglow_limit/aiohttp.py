@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import aiohttp
 from aiohttp.payload import BytesPayload
+from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from ._derived import check_options
@@ -71,6 +72,14 @@ class _Exchange:
 
     def go(self, to: Routed) -> None:
         self._to = to
+
+    def relocate(self, response: aiohttp.ClientResponse, relocated: Callable[[str], str]) -> None:
+        if location := response.headers.get("location"):
+            inside: Any = response  # There is no public name for what can be changed.
+            headers = CIMultiDict(response.headers)
+            headers["location"] = relocated(location)
+            inside._headers = CIMultiDictProxy(headers)
+            inside._cache.pop("headers", None)
 
     def ask_readable(self) -> None:
         pass  # aiohttp decodes the body.

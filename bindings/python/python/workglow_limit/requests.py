@@ -86,6 +86,10 @@ class _Exchange:
         self._sent = self.request.copy()
         self._sent.url, self._sent.headers = to.url, changed(self._sent.headers, to)
 
+    def relocate(self, response: requests.Response, relocated: Callable[[str], str]) -> None:
+        if location := response.headers.get("location"):
+            response.headers["location"] = relocated(location)
+
     def ask_readable(self) -> None:
         pass  # urllib3 decodes the body.
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ssl
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -142,6 +142,9 @@ class _Exchange:
 
     def go(self, to: Routed) -> None:
         raise AssertionError("it belongs to the pool of one host: there is no option route")
+
+    def relocate(self, response: urllib3.BaseHTTPResponse, relocated: Callable[[str], str]) -> None:
+        raise AssertionError("it never went elsewhere")
 
     def ask_readable(self) -> None:
         pass  # urllib3 decodes the body.

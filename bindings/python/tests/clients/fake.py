@@ -78,7 +78,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.api(parts.path, json.loads(body), now, query)
         is_refused = before < int(query.get("times", 0))
         self.server.write(self.headers, now, 1, int(query["status"]) if is_refused else 200)
-        if parts.path == "/to":
+        if parts.path.endswith("/to"):
             return self.answer(302, b"", Location=query["url"])
         if parts.path == "/break":
             self.close_connection = True

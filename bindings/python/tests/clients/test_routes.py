@@ -232,6 +232,33 @@ def test_a_middleware_of_aiohttp_sends_the_same_request_again(servers):
     check_sent_again(servers)
 
 
+@pytest.mark.parametrize("is_absolute", [True, False])
+def test_a_redirection_below_the_base_url_is_routed_once(client, servers, is_absolute):
+    """The path of the base URL was put in front of it once more."""
+    two = servers[1]
+    location = f"{two.url if is_absolute else ''}/api/x"
+
+    async def scenario(client):
+        url = f"{NOWHERE}/to?url={location}"
+        assert await get(client, url, headers={"authorization": "Bearer one"}) == (200, b"fine")
+
+    limiter = limits()
+    assert [limiter.try_acquire() is not None for _ in range(2)] == [True] * 2
+    client(limiter, scenario, route=to(servers), timeout=0)
+    assert two.paths == {"/api/to": 1, "/api/x": 1} and not servers[0].arrivals
+    assert [headers["authorization"] for headers in two.headers] == ["Bearer two"] * 2
+
+
+def test_a_redirection_that_is_not_below_the_base_url_keeps_its_path(client, servers):
+    async def scenario(client):
+        assert await get(client, f"{NOWHERE}/to?url=/apis/x") == (200, b"fine")
+
+    limiter = limits()
+    assert [limiter.try_acquire() is not None for _ in range(2)] == [True] * 2
+    client(limiter, scenario, route=to(servers), timeout=0)
+    assert servers[1].paths == {"/api/to": 1, "/api/apis/x": 1}
+
+
 def test_credentials_are_the_same_in_node(servers):
     """Each of them stays away from another origin, and the lists of both languages are one."""
     node = Path(__file__).parents[3] / "node/lib/route.ts"

@@ -157,6 +157,8 @@ impl KeyLine {
         match turn {
             Some(turn) if turn.is_ours() => self.claim_in_turn(pass, (rank, wanted), in_turn, left),
             Some(turn) => {
+                // Those that have the turn overtake nobody.
+                self.position = None;
                 // What the others want is not certain: they may be dead, or leave.
                 let is_certain = left != Tick::MAX && {
                     let seen = self.ask_alone(pass, |limiter| limiter.peek_again(key, weight))?;
