@@ -49,9 +49,10 @@ export function withLimiter<T = any, R = any, N extends string = string>(
   }
   let latest = 0;
   /** Wakes a worker when a delayed job is due, if those of this process sleep. It keeps no job in memory until then. */
-  const wake = (store: PlaceStore, wait: number): void => {
+  const wake = ({ redis, marker }: PlaceStore, wait: number): void => {
     const due = Date.now() + wait;
-    wakeIn(wait + OVERSLEPT, () => void (latest < due && store.wakeWorker().catch(() => {})));
+    // As BullMQ does for a new job: the worker then takes the delayed jobs that are due.
+    wakeIn(wait + OVERSLEPT, () => void (latest < due && redis.zadd(marker, 0, "0").catch(() => {})));
   };
   const limited = async (job: Job<T, R, N>, token?: string, signal?: AbortSignal): Promise<R> => {
     latest = Date.now();
@@ -187,11 +188,6 @@ class PlaceStore {
             call: (text) => Promise.all([redis.keep(key, text, CALLED), job.promote()]),
           },
     );
-  }
-
-  /** Wakes a worker, as BullMQ does for a new job: it then takes the delayed jobs that are due. */
-  async wakeWorker(): Promise<void> {
-    await this.redis.zadd(this.marker, 0, "0");
   }
 
   find(): Promise<string | null> | null {

@@ -39,6 +39,7 @@ pub fn job_pool(limiter: &External<AnyLimiter>, grace: f64) -> Option<External<J
 
 /// Lets waiters end, leave and join, and does the work that is due.
 #[napi]
+#[allow(clippy::too_many_arguments, reason = "one call does all that is due")]
 pub fn advance_pool(
     pool: &External<JobPool>,
     ended: Vec<f64>,
