@@ -17,7 +17,7 @@
 # make dist    target/dist: a wheel, an npm tarball, a C prefix
 # make web     bindings/node/dist/web: limits for browsers and edge runtimes, and their tests
 # make dist-all  target/dist/all: what will be published, as far as this machine can build it
-# make foreign  tests of the algorithms on musl and on arm64; TARGET=aarch64-unknown-linux-gnu chooses one
+# make foreign  tests of the algorithms on musl and on arm64; TARGET=aarch64-unknown-linux-gnu chooses one; TARGET=pages: stores with larger pages
 # make install PREFIX=/usr/local DESTDIR=  the C library, its headers and the command; make uninstall removes them
 
 SHELL := /bin/bash
