@@ -35,7 +35,6 @@ fn key(text: &str, id: &str) -> KeySnapshot {
         key: text.into(),
         id: id.into(),
         overriding: None,
-        overridden_by: None,
         usage: vec![usage(5, 4, 0.5), usage(100, 3, 60.0)],
         retry_after: Duration::ZERO,
         paused_for: Duration::ZERO,

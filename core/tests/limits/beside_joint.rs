@@ -7,6 +7,9 @@ use std::time::Duration;
 use workglow_limit::embed::{Joined, Line, Outcome, Waiter};
 use workglow_limit::*;
 
+/// The weights and priorities of those who wait in one loop.
+type Waiters = &'static [(u64, i32)];
+
 /// The waiters of an event loop: each asks again when it has started.
 struct Loop {
     line: Line,
@@ -51,7 +54,7 @@ impl Loop {
 
 /// So many lines of joint starts wait in one event loop, and in each of the others these waiters for part `a` alone. Returns
 /// what each joint line had in this time, and then each of the others' waiters.
-fn run(limits: &str, joint: usize, loops: &[&[(u64, i32)]], lasts: Duration) -> (Vec<Seen>, Vec<Vec<Seen>>) {
+fn run(limits: &str, joint: usize, loops: &[Waiters], lasts: Duration) -> (Vec<Seen>, Vec<Vec<Seen>>) {
     let dir = Dir::in_memory("beside-joint");
     let clock = ManualClock::new();
     let mut options = StoreOptions::default();
@@ -110,8 +113,8 @@ fn run(limits: &str, joint: usize, loops: &[&[(u64, i32)]], lasts: Duration) -> 
 /// 0 to 3 each, while every joint line had 25.
 #[test]
 fn waiters_of_one_part_have_their_turn_beside_joint_starts() {
-    let one: &[(u64, i32)] = &[(1, 0)];
-    let cases: [(&str, &[&[(u64, i32)]]); 7] = [
+    let one: Waiters = &[(1, 0)];
+    let cases: [(&str, &[Waiters]); 7] = [
         ("10/1s", &[one; 5]),
         ("10/1s", &[&[(1, 0); 5]]),
         ("10/1s", &[&[(3, 0)], one]),

@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 use workglow_limit::observe::Observer;
 use workglow_limit::*;
 
+/// From when to when it began, and its units.
+type Start = (u64, u64, u64);
+
 const PROCESSES: usize = 6;
 const THREADS: usize = 2;
 const TENANTS: [&str; 3] = ["acme", "other", "third"];
@@ -121,14 +124,14 @@ fn joint_starts_use_up_the_scarcest_limit_and_exceed_none() {
     let seen = Observer::new(&store, 0).look().unwrap();
     let late: u64 = seen.limits.iter().map(|limit| limit.places_lost).sum();
     let all: Vec<&Evidence> = evidence.iter().flatten().collect();
-    let most = |of: &dyn Fn(&Evidence) -> Vec<(u64, u64, u64)>| {
+    let most = |of: &dyn Fn(&Evidence) -> Vec<Start>| {
         let starts: Vec<_> = all.iter().flat_map(|evidence| of(evidence)).collect();
         most_in_any_window(&starts, window().as_nanos() as u64)
     };
     let tokens = most(&|evidence| evidence.tokens.starts());
     let requests = most(&|evidence| evidence.tenants.iter().flat_map(Record::starts).collect());
     let tenants: [u64; 3] = std::array::from_fn(|i| most(&|evidence| evidence.tenants[i].starts()));
-    let in_time = |(_, b, _): &(u64, u64, u64)| (from..until).contains(b);
+    let in_time = |(_, b, _): &Start| (from..until).contains(b);
     let used: u64 = all.iter().flat_map(|evidence| evidence.tokens.starts()).filter(in_time).map(|start| start.2).sum();
     let possible = most_of(1) as f64 * (until - from) as f64 / window().as_nanos() as f64;
     println!(
