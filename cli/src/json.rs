@@ -9,7 +9,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use workglow_limit::Decision;
 use workglow_limit::admin::Problem;
 use workglow_limit::observe::{
-    KeySnapshot, LimitSnapshot, Minute, Snapshot, Stats, TenantSnapshot, Usage, WAIT_BOUNDS,
+    HeadSnapshot, HolderSnapshot, KeySnapshot, LimitSnapshot, LineSnapshot, Minute, ProcessSnapshot, Snapshot, Stats,
+    TenantSnapshot, Usage, WAIT_BOUNDS, WaitingSnapshot,
 };
 
 /// The form in which keys are shown. Keys can be secrets.
@@ -97,6 +98,35 @@ fn tenant(seen: &TenantSnapshot, keys: Keys) -> Value {
         "key": key_name(&seen.key, &seen.id, keys),
         "share": seen.share,
         "waits": seen.waits.map(seconds),
+    })
+}
+
+/// Who has the units of a limit and key, and who waits for them.
+pub fn line(limit: &str, key: &str, seen: &LineSnapshot) -> Value {
+    let process = |seen: &Option<ProcessSnapshot>| {
+        seen.as_ref().map(|seen| json!({ "pid": seen.pid, "program": seen.program, "since": seconds(seen.since) }))
+    };
+    let holder = |seen: &HolderSnapshot| {
+        let process = process(&seen.process);
+        json!({ "process": process, "starts": seen.starts, "units": seen.units, "cools_down": seen.cools_down })
+    };
+    let head = |seen: &HeadSnapshot| {
+        json!({
+            "process": process(&seen.process),
+            "waits": seconds(seen.waits),
+            "units": seen.units,
+            "priority": seen.priority,
+            "tenant": seen.tenant.as_ref().map(|id| format!("#{id}")),
+            "passed": seen.is_passed,
+        })
+    };
+    let waiting = |seen: &WaitingSnapshot| json!({ "process": process(&seen.process), "callers": seen.callers });
+    json!({
+        "limit": limit,
+        "key": key,
+        "holders": seen.holders.iter().map(holder).collect::<Vec<_>>(),
+        "next": seen.heads.iter().map(head).collect::<Vec<_>>(),
+        "waiting": seen.waiting.iter().map(waiting).collect::<Vec<_>>(),
     })
 }
 

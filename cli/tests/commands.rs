@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
+use workglow_limit::embed::{Joined, Line, Waiter};
 use workglow_limit::{Charge, Store, StoreOptions};
 
 fn names(limits: &Value) -> Vec<&str> {
@@ -81,6 +82,44 @@ fn show_has_the_details_of_a_limit_a_composite_and_a_key() {
     let unused = run(&dir.url(), &["show", "mail", "unused", "--json"]).json(0);
     assert_eq!(unused["limits"][0]["policy"], "3/1h");
     assert_eq!(unused["limits"][0]["usage"][0]["used"], 0);
+}
+
+#[test]
+fn show_why_says_who_has_the_units_and_who_waits() {
+    let dir = Dir::new("why");
+    let store = used(&dir.url());
+    let slots = store.limiter("slots", "slots: 1 concurrent + calls: 100/1m").unwrap();
+    let held = slots.try_acquire("", 1).unwrap();
+    let part = store.find("slots/slots").unwrap();
+    let mut line = Line::new(part);
+    assert!(matches!(line.join(Waiter::new("", 1)).unwrap(), Joined::Waiting(_)));
+    let ran = run(&dir.url(), &["show", "slots", "--why"]).with(0);
+    let pid = std::process::id();
+    ran.says(&[
+        "slots/slots",
+        "in use",
+        "1 unit: 1 start of",
+        &format!("(pid {pid}, "),
+        "next",
+        "1 caller of",
+        "slots/calls",
+        "nobody",
+    ]);
+    let seen = run(&dir.url(), &["show", "slots/slots", "--why", "--json"]).json(0);
+    let line_seen = &seen["lines"][0];
+    assert_eq!(
+        (&seen["name"], &line_seen["limit"], &line_seen["key"]),
+        (&json!("slots/slots"), &json!("slots/slots"), &json!(""))
+    );
+    assert_eq!(
+        (&line_seen["holders"][0]["units"], &line_seen["holders"][0]["process"]["pid"]),
+        (&json!(1), &json!(pid))
+    );
+    assert_eq!((&line_seen["next"][0]["units"], &line_seen["next"][0]["passed"]), (&json!(1), &json!(false)));
+    assert_eq!((&line_seen["waiting"][0]["callers"], line_seen["waiting"].as_array().unwrap().len()), (&json!(1), 1));
+    drop((line, held));
+    run(&dir.url(), &["show", "mail", "acme", "--why"]).with(0).says(&["mail, key acme", "nobody"]);
+    run(&dir.url(), &["show", "nowhere", "--why"]).with(3).says(&["nowhere"]);
 }
 
 #[test]

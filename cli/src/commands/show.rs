@@ -7,9 +7,12 @@ use crate::json::{self, Keys};
 use crate::text::{self, Column, Look, Row};
 use crate::{json::Part, names};
 use clap::builder::NonEmptyStringValueParser;
+use serde_json::{Value, json};
 use std::time::Duration;
 use workglow_limit::Store;
-use workglow_limit::observe::{KeySnapshot, LimitSnapshot, Observer, Stats, TenantSnapshot, Usage, WAIT_BOUNDS};
+use workglow_limit::observe::{
+    KeySnapshot, LimitSnapshot, LineSnapshot, Observer, ProcessSnapshot, Stats, TenantSnapshot, Usage, WAIT_BOUNDS,
+};
 
 /// Show the details of a limit, or of one key
 ///
@@ -22,6 +25,10 @@ pub struct Args {
     /// The key of a tenant, user, model, …; or that of a part
     #[arg(value_name = "KEY|PART=KEY", value_parser = NonEmptyStringValueParser::new())]
     words: Vec<String>,
+
+    /// Show who has the units and who waits for them, whose turn is next, and since when
+    #[arg(long)]
+    why: bool,
 }
 
 /// The number of keys in the snapshot, to find those that have overrides.
@@ -32,6 +39,9 @@ const SHOWN: usize = 10;
 pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
     let store = context.store()?;
     let names = names::check(&args.name, &store)?;
+    if args.why {
+        return why(&args, &names, &store, context);
+    }
     if !args.words.is_empty() {
         return keyed(&args, &names, &store, context);
     }
@@ -79,6 +89,71 @@ fn keyed(args: &Args, names: &[String], store: &Store, context: &Context) -> Res
         one_key(part, context)?;
     }
     Ok(Outcome::Done)
+}
+
+/// Shows who has what a start needs, and who waits for it.
+fn why(args: &Args, names: &[String], store: &Store, context: &Context) -> Result<Outcome, Failure> {
+    let limiter = store.find(&args.name)?;
+    let charges = Charges::read_keys(&args.words, &args.name, &limiter.part_names())?;
+    charges.joint(&*limiter)?;
+    let (mut observer, below) = (Observer::new(store, 0).only(&args.name), format!("{}/", args.name));
+    let seen = look(&mut observer)?;
+    let mut lines = Vec::new();
+    for limit in names::parts(&args.name, &seen, names) {
+        let limit = limit.name.as_str();
+        let key = charges.key_at(limit.strip_prefix(&below).unwrap_or_default()).unwrap_or("");
+        lines.push((limit, key, observer.line(limit, key)?));
+    }
+    if context.json {
+        let lines: Vec<Value> = lines.iter().map(|(limit, key, line)| json::line(limit, key, line)).collect();
+        context.print_json(&json!({ "name": args.name, "lines": lines }))?;
+        return Ok(Outcome::Done);
+    }
+    for (i, (limit, key, seen)) in lines.iter().enumerate() {
+        if i > 0 {
+            context.print("")?;
+        }
+        one_line(limit, key, seen, context)?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn one_line(limit: &str, key: &str, seen: &LineSnapshot, context: &Context) -> Result<(), Failure> {
+    // The key was given by the user, so it is shown.
+    let key = if key.is_empty() { String::new() } else { format!(", key {}", text::clean(key)) };
+    context.print(format!("{}{key}", Look::Heading.of(&text::clean(limit), context)))?;
+    for (i, holder) in seen.holders.iter().enumerate() {
+        let (units, who) = (text::several(holder.units, "unit"), process(holder.process.as_ref()));
+        let has = match holder.cools_down {
+            true => format!("{units}: {} ended, and the cooldown is not over", text::several(holder.starts, "start")),
+            false => format!("{units}: {} of {who}", text::several(holder.starts, "start")),
+        };
+        line(if i == 0 { "in use" } else { "" }, has, Look::Plain, context)?;
+    }
+    for (i, head) in seen.heads.iter().enumerate() {
+        let tenant = head.tenant.as_ref().map_or_else(String::new, |id| format!(", tenant #{id}"));
+        let priority = if head.priority == 0 { String::new() } else { format!(", priority {}", head.priority) };
+        let passed = if head.is_passed { "; passed, because it does not run" } else { "" };
+        let (who, units) = (process(head.process.as_ref()), text::several(head.units, "unit"));
+        let waits = format!("{who}: {units}, for {}{tenant}{priority}{passed}", text::about(head.waits));
+        let look = if head.is_passed { Look::Bad } else { Look::Near };
+        line(if i == 0 { "next" } else { "then" }, waits, look, context)?;
+    }
+    for (i, waits) in seen.waiting.iter().enumerate() {
+        let callers = format!("{} of {}", text::several(waits.callers, "caller"), process(waits.process.as_ref()));
+        line(if i == 0 { "waiting" } else { "" }, callers, Look::Plain, context)?;
+    }
+    if seen.waiting.is_empty() {
+        line("waiting", "nobody", Look::Good, context)?;
+    }
+    Ok(())
+}
+
+fn process(seen: Option<&ProcessSnapshot>) -> String {
+    seen.map_or_else(
+        || "a process that is not listed".to_owned(),
+        |seen| format!("{} (pid {}, here for {})", text::clean(&seen.program), seen.pid, text::about(seen.since)),
+    )
 }
 
 /// The state of one key: from a snapshot if the key is in it, else from the limiter.
