@@ -4,11 +4,7 @@ use crate::error::Result;
 use crate::policy::Quota;
 use crate::state::ledger::declared::{LEARNED, Overridden};
 use crate::state::session::Session;
-use std::collections::HashMap;
 use std::sync::Arc;
-
-/// What this process was last told about each limit, and by which host.
-pub(in crate::state) type Told = HashMap<Arc<str>, (Quota, String)>;
 
 impl Session {
     /// Puts a server's numbers above the declared ones of one limit, later in a thread of the store: nobody waits for it.

@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::hash::SERVER_SECRET;
 use crate::hooks::{Event, Happening, Hooks};
 use crate::os::{self, random};
-use crate::policy::{NamedPolicy, Policy};
+use crate::policy::{NamedPolicy, Policy, Quota};
 use crate::server::crew::{Crew, WAITING};
 use crate::server::denials::Denials;
 use crate::server::{self, Engine, RowChange};
@@ -32,7 +32,6 @@ use crate::state::files::grant_lane::GrantLane;
 use crate::state::files::{self, lane, presence};
 use crate::state::ledger::declared::Declared;
 use crate::state::ledger::{database, recovery};
-use crate::state::names::learned::Told;
 use crate::time::{Clock, Tick};
 use crate::waiting::MayWait;
 use crate::{fault, fork, memory};
@@ -53,6 +52,9 @@ use wanted::{RefusedStart, Writer};
 /// that, so they get their turn. Without the pause, the releasing thread would have the lock again before any of them
 /// looked.
 pub(super) const LET_OTHERS: Duration = fork::MAX_NAP.saturating_add(Duration::from_micros(500));
+
+/// What this process was last told about each limit, and by which host.
+type Told = HashMap<Arc<str>, (Quota, String)>;
 
 /// A store, shared by its limiters.
 #[derive(Debug)]
