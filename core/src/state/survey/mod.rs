@@ -21,6 +21,7 @@ use crate::state::cells::limit::LimitCells;
 use crate::state::cells::segment::SegmentCells;
 use crate::state::counts::minutes::Minute;
 use crate::state::files::arena::ALLOCATED;
+use crate::state::ledger::declared::Declared;
 use crate::state::ledger::executions::MINUTES_AT_ONCE;
 use crate::state::ledger::policies::KnownLimit;
 use crate::state::session::Session;
@@ -190,7 +191,7 @@ impl Session {
     /// writer is blocked for long.
     fn all_known(&self, survey: &Survey) -> Result<(Vec<KnownLimit>, u64)> {
         if !self.home().is_lane() {
-            let known = |(name, declared): (&String, &crate::state::Declared)| KnownLimit {
+            let known = |(name, declared): (&String, &Declared)| KnownLimit {
                 id: 0,
                 name: name.clone(),
                 declared: declared.clone(),
