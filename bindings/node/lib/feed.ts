@@ -176,6 +176,7 @@ export class Feed {
         const news = await native.advancePool(this.#pool, ended, left, keys, weights, priorities, this.#workers, free);
         news.joined.forEach((number, i) => this.#seat(number, arrived[i]!));
         news.went.forEach((number, i) => this.#call(number, news.places[i]!));
+        for (const number of news.failed) this.#take(number); // They come back by themselves, and meet the error.
         next = news.next;
       } catch (error) {
         warn("the jobs of a shared limit could not be called", error); // They come back by themselves.

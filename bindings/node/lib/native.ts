@@ -59,6 +59,8 @@ export interface PoolNews {
   /** The waiters whose turn has come, and the texts of their places; "" for none. */
   readonly went: readonly number[];
   readonly places: readonly string[];
+  /** Those that the limiter failed, or whose store was closed. */
+  readonly failed: readonly number[];
   /** After how many ms it has to be advanced again; -1: not before a waiter joins. */
   readonly next: number;
 }

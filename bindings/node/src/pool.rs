@@ -22,6 +22,8 @@ pub struct PoolNews {
     pub went: Vec<f64>,
     /// The texts of their places; "" for none.
     pub places: Vec<String>,
+    /// The waiters that the limiter failed, or whose store was closed.
+    pub failed: Vec<f64>,
     /// After how many ms it has to be advanced again; -1: not before a waiter joins.
     pub next: f64,
 }
@@ -62,22 +64,21 @@ pub fn advance_pool(
         let joined = joined.collect();
         let mut turns = Vec::new();
         let next = pool.advance(workers as usize, free as usize, &mut turns);
-        let (mut went, mut places) = (Vec::new(), Vec::new());
+        let (mut went, mut places, mut failed) = (Vec::new(), Vec::new(), Vec::new());
         for (id, turn) in turns {
             match turn {
                 Turn::Go(place) => {
                     went.push(id as f64);
                     places.push(place.unwrap_or_default());
                 }
-                // The start meets the error.
                 Turn::Failed(_) => {
-                    went.push(id as f64);
-                    places.push(String::new());
+                    pool.end(id);
+                    failed.push(id as f64);
                 }
                 // (Nobody has to know. They have no timeout, so none is sent away.)
                 Turn::Held(_) | Turn::Away(..) => {}
             }
         }
-        Ok(PoolNews { joined, went, places, next: next.map_or(-1.0, |next| next.as_secs_f64() * 1e3) })
+        Ok(PoolNews { joined, went, places, failed, next: next.map_or(-1.0, |next| next.as_secs_f64() * 1e3) })
     })))
 }

@@ -687,7 +687,7 @@ impl Limiter {
 
     /// Whether tenants share the limit, or a part of it. Then there are no places far ahead.
     #[getter]
-    fn _is_shared(&self) -> bool {
+    fn _has_tenants(&self) -> bool {
         is_shared(&*self.shared.core)
     }
 

@@ -821,7 +821,7 @@ class Limiter:
         """The limit's name, as in Decision.denied_by."""
 
     @property
-    def _is_shared(self) -> bool:
+    def _has_tenants(self) -> bool:
         """Whether tenants share the limit, or a part of it. Then there are no places far ahead."""
 
     @property

@@ -87,7 +87,7 @@ def _start_or_reserve(
     if ticket is not None and ticket.place is not None:
         with suppress(ForeignPermit, InvalidArgument):  # The limit was redeclared, or is in another store.
             return limiter.present(ticket.place)
-    if limiter._is_shared:
+    if limiter._has_tenants:
         # The worker sent the task because its tenant's turn had come, so it is before all others of its tenant.
         with suppress(AcquireTimeout):
             return limiter.acquire(*of, SHORT, priority=FIRST)

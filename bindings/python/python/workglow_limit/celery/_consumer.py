@@ -232,7 +232,7 @@ class WaitingRoom:
         priority = 2 * self._rank(held.request) - bool(held.times)
         # Messages of the old protocol hold the ETA in their body, so they cannot be sent back. Where tenants share the limit,
         # a task that waits elsewhere has no turn: its tenant would have less than its share.
-        stays = "task" not in held.request.message.headers or (limit.on_limit == "hold" and limit.limiter._is_shared)
+        stays = "task" not in held.request.message.headers or (limit.on_limit == "hold" and limit.limiter._has_tenants)
         hold = None if stays else limit.longest
         self._held[pool, pool.join(held.key, held.weight, priority, hold, place)] = held
 
