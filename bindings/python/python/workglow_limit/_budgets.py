@@ -111,8 +111,10 @@ class Level:
 
     async def compare(self, waiting: Waiting, trace: Trace, stated: int) -> None:
         """Charges what others have spent. One statement at a time: two would charge the same units twice. Of those that come
-        meanwhile, the one that differs most is compared after it, with the same response; a later response says the rest."""
+        meanwhile, the one that differs most is compared after it, with the same response, until none differs."""
         with _process.lock:
+            if _spent(trace, stated) <= 0:
+                return
             if self.is_comparing:
                 if self.next is None or _spent(trace, stated) > _spent(*self.next):
                     if self.next is not None:
@@ -123,17 +125,21 @@ class Level:
             self.is_comparing = True
         try:
             await self._charge(waiting, trace, stated)
-            with _process.lock:
-                later, self.next = self.next, None
-            if later is not None:
-                await self._charge(waiting, *later)
-                self.end(later[0])
+            while (later := self._take()) is not None:
+                try:
+                    await self._charge(waiting, *later)
+                finally:
+                    self.end(later[0])
         finally:
             with _process.lock:
                 self.is_comparing = False
-                rest, self.next = self.next, None
-            if rest is not None:
+            if (rest := self._take()) is not None:
                 self.end(rest[0])
+
+    def _take(self) -> tuple[Trace, int] | None:
+        with _process.lock:
+            later, self.next = self.next, None
+        return later
 
     async def _charge(self, waiting: Waiting, trace: Trace, stated: int) -> None:
         left = await self.look(waiting)

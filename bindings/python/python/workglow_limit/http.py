@@ -45,6 +45,9 @@ _REFUSALS = 403, 429, 503, 529
 _LONGEST = 366 * 86_400.0
 
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?")
+#: A number of units. More digits say nothing, and fit nowhere.
+_WHOLE = re.compile("[0-9]{1,15}")
+_MOST = 1e15
 _SPAN = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|us|µs|d|h|m|s)")
 _SPANS = re.compile(f"(?:{_SPAN.pattern})+")
 _UNITS = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
@@ -211,7 +214,8 @@ def budgets(response: object) -> list[Budget]:
     def add(name: str, remaining: str | None, reset: str | None) -> None:
         text = (remaining or "").strip()
         if _NUMBER.fullmatch(text.removeprefix("-")):
-            found.append(Budget(name or "requests", max(int(float(text)), 0), _until(reset, now)))
+            left = int(min(max(float(text), 0.0), _MOST))
+            found.append(Budget(name or "requests", left, _until(reset, now)))
 
     policies = dict(_members(headers.get("ratelimit-policy", "")))
     for item, parameters in _members(headers.get("ratelimit", "")):
@@ -220,7 +224,7 @@ def budgets(response: object) -> list[Budget]:
         if "remaining" in header and (named := _REMAINING.fullmatch(header)):
             # Anthropic rounds tokens to thousands.
             is_rounded = header.startswith("anthropic-") and "tokens" in header and value.strip().endswith("000")
-            value = str(int(value) + 500) if is_rounded and value.strip().isdigit() else value
+            value = str(int(value) + 500) if is_rounded and _WHOLE.fullmatch(value.strip()) else value
             add(named[1] or "", value, headers.get(header.replace("remaining", "reset")))
     return found
 
@@ -259,7 +263,7 @@ def quotas(response: object) -> list[Quota]:
     fields = headers.get("ratelimit-policy", ""), headers.get("ratelimit-limit", "")
     for item, parameters in (member for field in fields for member in _members(field)):
         units, window = parameters.get("q", item), parameters.get("w", "")
-        if not (_NUMBER.fullmatch(units) and _NUMBER.fullmatch(window)):
+        if not (_NUMBER.fullmatch(units) and _NUMBER.fullmatch(window) and float(units) < _MOST):
             continue
         unit = parameters.get("qu", '"requests"').strip('"')
         name = item.strip('"') if item.strip('"') in _NAMES else "requests"
@@ -267,12 +271,12 @@ def quotas(response: object) -> list[Quota]:
         stated.setdefault(name, set()).update([one] if unit == "requests" and "pk" not in parameters else [one, _NONE])
     found = [quota for of in stated.values() if len(of) == 1 for quota in of]
     for header, value in headers.items():
-        if not (named := _EVEN.fullmatch(header)) or not value.strip().isdigit():
+        if not (named := _EVEN.fullmatch(header)) or not _WHOLE.fullmatch(value.strip()):
             continue
         name = named[1] or named[2]
         remaining, reset = (headers.get(_of(header, what), "") for what in ("remaining", "reset"))
         seconds = _until(reset, time.time() if date is None else date)
-        if not remaining.strip().isdigit() or seconds is None:
+        if not _WHOLE.fullmatch(remaining.strip()) or seconds is None:
             continue
         limit = int(value)
         used = limit - int(remaining)

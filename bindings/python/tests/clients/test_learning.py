@@ -55,6 +55,9 @@ def anthropic(kind, limit, left, reset):
         (openai(10000, 9980, "2m52.8s"), [("requests", 10000, 86400.0, True)]),
         (openai(500, 499, "120ms"), []),  # One request: it may have been nearly two.
         (openai(500, "many", "6.02s"), []),
+        *((openai(units, 450, "6.02s"), []) for units in ("²", "9" * 25, "9" * 400, "9" * 5000)),
+        *((openai(500, left, "6.02s"), []) for left in ("²", "9" * 5000)),
+        *(([f'RateLimit-Policy: "default";q={"9" * digits};w=60'], []) for digits in (25, 400)),
         (openai(500, 450, "soon"), []),
         (anthropic("requests", 50, 35, "18"), [("requests", 50, 60.0, True)]),
         (anthropic("input-tokens", 40000, 20000, "30"), [("input-tokens", 40000, 60.0, True)]),
