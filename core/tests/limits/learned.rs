@@ -80,6 +80,24 @@ fn what_was_lifted_is_learned_again_when_the_server_says_something_else() {
 }
 
 #[test]
+fn of_what_is_said_one_after_the_other_the_last_holds() {
+    let dir = Dir::in_memory("learned-last");
+    for url in ["memory:".to_owned(), dir.url()] {
+        let store = patient(&url);
+        for i in 0..100 {
+            let limiter = store.limiter(&format!("api{i}"), "100/1m").unwrap();
+            limiter.attempt("", 1).unwrap();
+            (1..=5).for_each(|units| limiter.learn(per_minute(units), HOST));
+            limiter.learn(per_minute(500), HOST);
+        }
+        // It may have been there for a moment before one that was said earlier.
+        for i in (0..100).chain(0..100) {
+            holds(&store, &format!("api{i}"), "500/1m");
+        }
+    }
+}
+
+#[test]
 fn an_operator_s_override_stays() {
     let dir = Dir::in_memory("learned-by-hand");
     let store = patient(&dir.url());

@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::policy::Quota;
 use crate::state::ledger::declared::{LEARNED, Overridden};
-use crate::state::session::Session;
+use crate::state::session::{Said, Session};
 use std::sync::Arc;
 
 impl Session {
@@ -14,23 +14,37 @@ impl Session {
     pub(crate) fn learn(&self, name: &Arc<str>, quota: Quota, host: &str) {
         let Some(me) = self.me.get().and_then(std::sync::Weak::upgrade) else { return };
         let mut told = self.told.lock();
-        if told.get(name).is_some_and(|(known, by)| known.says(&quota) && by == host) {
+        let known = told.get(name);
+        if known.is_some_and(|known| known.quota.says(&quota) && known.host == host) {
             return;
         }
-        told.insert(name.clone(), (quota, host.to_owned()));
+        let is_being_put = known.is_some_and(|known| known.is_being_put);
+        told.insert(name.clone(), Said { quota, host: host.to_owned(), is_being_put: true });
         drop(told);
-        let (name, source) = (name.clone(), format!("{LEARNED}{host}"));
-        self.chores.send(Box::new(move || {
-            if me.put_learned(&name, quota, source.into()).is_err() {
-                me.told.lock().remove(&name); // The next response says it again.
+        if !is_being_put {
+            let name = name.clone();
+            self.chores.send(Box::new(move || me.put_what_was_said(&name)));
+        }
+    }
+
+    fn put_what_was_said(&self, name: &Arc<str>) {
+        loop {
+            let Some(said) = self.told.lock().get(name).cloned() else { return };
+            let source: Arc<str> = format!("{LEARNED}{}", said.host).into();
+            let put = self.knowing(name, || self.put_learned(name, said.quota, source.clone()));
+            let mut told = self.told.lock();
+            match told.get_mut(name) {
+                Some(now) if now.quota != said.quota || now.host != said.host => {}
+                Some(now) if put.is_ok() => return now.is_being_put = false,
+                _ => return drop(told.remove(name)), // The next response says it again.
             }
-        }));
+        }
     }
 
     /// An operator's override stays. What is declared anyway needs none.
     fn put_learned(&self, name: &str, quota: Quota, source: Arc<str>) -> Result<()> {
         let is_changed = self.with_names(&[name], |locked| {
-            let Some(before) = self.declared(name)? else { return Ok(false) };
+            let Some(before) = self.declared(name)? else { return self.unknown(name) };
             let is_free = before.overriding.is_none() || before.source.is_some();
             let Some(learned) = before.declared.with_quota(quota).filter(|_| is_free) else { return Ok(false) };
             if learned == before.current() {

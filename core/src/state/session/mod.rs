@@ -53,8 +53,14 @@ use wanted::{RefusedStart, Writer};
 /// looked.
 pub(super) const LET_OTHERS: Duration = fork::MAX_NAP.saturating_add(Duration::from_micros(500));
 
-/// What this process was last told about each limit, and by which host.
-type Told = HashMap<Arc<str>, (Quota, String)>;
+/// What a server last said about a limit.
+#[derive(Debug, Clone)]
+pub(super) struct Said {
+    pub quota: Quota,
+    pub host: String,
+    /// Whether a thread puts it there. That one goes on with what is said meanwhile: of two threads, the later might be first.
+    pub is_being_put: bool,
+}
 
 /// A store, shared by its limiters.
 #[derive(Debug)]
@@ -91,7 +97,7 @@ pub(crate) struct Session {
     pub(super) places: Arc<Places>,
     pub(super) made: fork::PerProcess<HashMap<String, Tick>>,
     /// What servers said about their own limits: see `learned.rs`.
-    pub(super) told: fork::PerProcess<Told>,
+    pub(super) told: fork::PerProcess<HashMap<Arc<str>, Said>>,
     /// What it denied.
     pub(super) denials: Denials,
     /// The owner of this process's leases there.
