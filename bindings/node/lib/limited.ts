@@ -267,7 +267,10 @@ async function start(limiter: Limiter, request: Request, brought: string | null)
 export async function ask(limiter: Limiter, request: Request): Promise<Permit | Later> {
   const { key, weight, name } = request;
   const state = stateOf(limiter);
-  const permit = await limiter.tryAcquireAsync({ key, weight });
+  // Without places it takes what is free, even if others wait: it would come after all of them, however long it has waited.
+  const permit = await (state.hasPlaces
+    ? limiter.tryAcquireAsync({ key, weight })
+    : inTime(() => limiter.acquire({ key, weight, timeout: 0 })));
   const now = Date.now();
   if (permit !== null) {
     state.backlogs.grant(name, weight, now);

@@ -10,7 +10,7 @@ use crate::hooks::{Happening, Hook, HookId};
 use crate::permit::RawPermit;
 use crate::policy::{self, Quota};
 use crate::stats::Stats;
-use crate::waiting::MayWait;
+use crate::waiting::{InLine, MayWait};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -254,6 +254,8 @@ pub trait Limiter: Places + Scheduler {
         if matches!(MayWait::here(), MayWait::Never | MayWait::BrieflyHere) {
             return Err(Error::WouldWait);
         }
+        // What was spent is spent, whoever waits.
+        let _in_line = InLine::enter();
         let weight = units.min(self.quiet_peek(key, 0)?.remaining.saturating_sub(leaving));
         if weight == 0 {
             return Ok(0);

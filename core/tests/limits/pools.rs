@@ -678,3 +678,37 @@ fn every_waiter_learns_its_outcome_once() {
         }
     }
 }
+
+/// The pool was due at once for ever, because of a tenant without waiters.
+#[test]
+fn a_tenant_that_leaves_while_no_worker_is_free_is_not_waited_for() {
+    for how in ["leave", "clear", "take_along", "leave while another runs"] {
+        let site = Site::new();
+        let limiter = site.store.limiter("api", "5/1s shared").unwrap();
+        let mut pool = Pool::new(limiter, None);
+        let mut notices = Vec::new();
+        let mut id = pool.join(Waiter::new("acme", 1)).unwrap();
+        if how.ends_with("runs") {
+            while notices.is_empty() {
+                site.clock.advance(ms(10));
+                pool.advance(1, 1, &mut notices);
+            }
+            id = pool.join(Waiter::new("acme", 1)).unwrap();
+        }
+        for _ in 0..5 {
+            pool.advance(1, 0, &mut notices);
+            site.clock.advance(ms(10));
+        }
+        match how {
+            "clear" => pool.clear(),
+            "take_along" => _ = pool.take_along(id),
+            _ => pool.leave(id),
+        }
+        let mut next = None;
+        for _ in 0..50 {
+            site.clock.advance(ms(100));
+            next = pool.advance(2, 1, &mut notices);
+        }
+        assert_ne!(next, Some(Duration::ZERO), "{how}");
+    }
+}

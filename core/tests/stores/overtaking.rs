@@ -3,9 +3,10 @@
 
 use crate::common::{Child, shared, wait_until};
 use crate::heads::{Bench, ms, permit_of};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::*;
 use std::time::Duration;
-use workglow_limit::embed::{Joined, Line, Outcome, Waiter};
+use workglow_limit::embed::{Joined, Line, Outcome, Seat, Step, Waiter};
 use workglow_limit::*;
 
 /// A pause of the whole limit holds a key, too, that is noted as waited for. (The note is more than any gate.)
@@ -227,4 +228,67 @@ fn it_is_seen_who_has_the_units_and_who_waits() {
 
 fn pid(process: &Option<workglow_limit::observe::ProcessSnapshot>) -> u32 {
     process.as_ref().expect("it is listed").pid
+}
+
+/// What was left was denied because of the waiters, and so never charged.
+#[test]
+fn what_others_spent_is_charged_while_somebody_waits() {
+    let mut bench = Bench::with("others-charge", "10/1s", 0);
+    assert!(permit_of(bench.limiter.attempt("", 10).unwrap()).is_some());
+    let _ids = [8, 8].map(|weight| bench.join(0, Waiter::new("", weight)));
+    bench.pass_time([0, 1, 2], 1);
+    let seen = bench.limiter.peek("", 0).unwrap().remaining;
+    let charged = bench.elsewhere().charge_others("", seen, 0).unwrap();
+    assert_eq!((seen, charged), (2, 2));
+}
+
+/// A job with a place of a composite never started where always one waited for a part.
+#[test]
+fn a_place_of_a_composite_is_used_beside_waiters_of_a_part() {
+    let mut bench = Bench::new("overtaking-present", 1);
+    let rate = bench.store.limiter("rate", "5/1s").unwrap();
+    let both: Arc<dyn Limiter> = Arc::new(CompositeLimiter::new([rate.clone(), bench.limiter.clone()]));
+    let Reserved::Place { place, .. } = both.reserve("", 1, None, None).unwrap() else { panic!() };
+    let mut place = place;
+    for _ in 0..2 {
+        bench.join(0, Waiter::new("", 1));
+    }
+    for _ in 0..200 {
+        let ended = bench.held.remove(0);
+        bench.limiter.complete(&ended).unwrap();
+        match both.present(&place).unwrap() {
+            Presented::Started(_) => return,
+            Presented::Wait { place: again, .. } => place = again,
+        }
+        assert_eq!(bench.advance(0).len(), 1);
+        bench.join(0, Waiter::new("", 1));
+        bench.clock.advance(ms(250));
+    }
+    panic!("it never starts");
+}
+
+/// The same for a thread that waits with a place of its own.
+#[test]
+fn who_waits_with_a_place_of_a_composite_starts_beside_waiters_of_a_part() {
+    let mut bench = Bench::new("overtaking-seat", 1);
+    let rate = bench.store.limiter("rate", "5/1s").unwrap();
+    let both: Arc<dyn Limiter> = Arc::new(CompositeLimiter::new([rate.clone(), bench.limiter.clone()]));
+    let Reserved::Place { place, .. } = both.reserve("", 1, None, None).unwrap() else { panic!() };
+    let mut seat = Seat::new(Waiter { place: Some(place), timeout: None, ..Waiter::new("", 1) });
+    for _ in 0..2 {
+        bench.join(0, Waiter::new("", 1));
+    }
+    for _ in 0..200 {
+        let ended = bench.held.remove(0);
+        bench.limiter.complete(&ended).unwrap();
+        match seat.step(&*both).unwrap() {
+            Step::Admitted(_) => return,
+            Step::Sleep(_) => {}
+            Step::Expired(_) => panic!("expired"),
+        }
+        assert_eq!(bench.advance(0).len(), 1);
+        bench.join(0, Waiter::new("", 1));
+        bench.clock.advance(ms(250));
+    }
+    panic!("it never starts");
 }

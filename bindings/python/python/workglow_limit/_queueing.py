@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from ._decorator import is_awaited
 from ._derived import Arguments, Derivation, Key, KeyOf, Weight, WeightOf, key_shown, refuse
-from ._errors import ForeignPermit, InvalidArgument, Unsupported
+from ._errors import AcquireTimeout, ForeignPermit, InvalidArgument, Unsupported
 from ._loops import in_thread, sleep
 from ._native import Decision, Limiter, Permit, call_in_thread
 from ._return_schedule import LocalSchedule, ReturnSchedule
@@ -265,7 +265,7 @@ class Gate:
             with suppress(ForeignPermit, InvalidArgument, Unsupported):
                 permit = self.limiter.present(text)
         if permit is None:
-            permit = self.limiter.try_acquire(key, weight)
+            permit = start_now(self.limiter, key, weight)
         # A job that returns for a place, perhaps slightly early, may take a more distant one, so that it need not leave
         # again.
         horizon = self._horizon() * (1 if is_new else 2)
@@ -426,6 +426,16 @@ class Turn:
 
 _turn: ContextVar[Turn | None] = ContextVar("workglow_limit_turn", default=None)
 _permit: ContextVar[Permit | None] = ContextVar("workglow_limit_permit", default=None)
+
+
+def start_now(limiter: Limiter, key: Key, weight: Weight) -> Permit | None:
+    """Returns a start, if its units are free. Where a job has no place to come back for, it takes what is free, even if others
+    wait: it would come after all of them, however long it has waited."""
+    if limiter.window is not None:
+        return limiter.try_acquire(key, weight)
+    with suppress(AcquireTimeout):
+        return limiter.acquire(key, weight, 0)
+    return None
 
 
 def current_permit() -> Permit | None:

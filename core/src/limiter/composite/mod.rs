@@ -16,7 +16,7 @@ use crate::decision::Decision;
 use crate::error::{Error, Result};
 use crate::permit::RawPermit;
 use crate::stats::Stats;
-use crate::waiting::MayWait;
+use crate::waiting::{InLine, MayWait};
 use group::{Group, behind_group, end_all, nested_in_group};
 use out::{Out, Part, State};
 use places::ROUNDS;
@@ -441,6 +441,8 @@ impl Quiet for CompositeLimiter {
     }
 
     fn quiet_present(&self, place: &RawPermit) -> Result<Presented> {
+        // It has waited for its place, so it is no call that does not wait.
+        let _in_line = InLine::enter();
         self.present_in(place, 1)
     }
 

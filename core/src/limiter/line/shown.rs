@@ -458,12 +458,14 @@ impl Passers {
         if !found.home().is_lane() || InLine::is_here() {
             return Ok(None);
         }
-        let (lines, now) = (Lines::of(found, 0), found.home().clock.now().floor);
+        let lines = Lines::of(found, 0);
         if !lines.heads.may_wait(lines.name) {
             return Ok(None);
         }
-        let mut seen = self.0.lock().remove(&lines.name).unwrap_or_default();
+        let now = found.home().clock.now().floor;
+        let mut seen = self.0.lock().get(&lines.name).copied().unwrap_or_default();
         if seen.who_is_before(found, lines, (tag(0, now), weight), room, call)?.is_none() {
+            self.0.lock().remove(&lines.name);
             return Ok(None);
         }
         let mut all = self.0.lock();

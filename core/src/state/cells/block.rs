@@ -109,7 +109,8 @@ impl<'h> BlockCells<'h> {
         let word = self.word(key_word::GATE);
         if word.load(Acquire) & key_word::IS_AWAITED != 0 {
             word.fetch_and(!key_word::IS_AWAITED, AcqRel);
-            // (`Heads::first` has the other fence.)
+            // `Heads::show` had the other fence: either this look sees the head, or `await_key` sees that the mark is gone.
+            fence(SeqCst);
             if is_awaited() {
                 word.fetch_or(key_word::IS_AWAITED, AcqRel);
             }

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from .. import AcquireTimeout, ForeignPermit, InvalidArgument, Limiter, Permit, Unsupported
 from .._derived import Key, Weight
+from .._queueing import start_now
 from ._errors import Limited, SentBack
 from ._message import HEADER, Ticket, send_again
 from ._options import SHORT, TaskLimit
@@ -76,7 +77,7 @@ def _admit(task: Any, request: Any, limit: TaskLimit, arguments: tuple[tuple[Any
         if time.monotonic() + wait > deadline:
             _send_back(task, request, limit, place, wait, ticket)
         time.sleep(wait)
-        place = limiter.try_acquire(key, weight) if place is None else limiter.present(place)
+        place = start_now(limiter, key, weight) if place is None else limiter.present(place)
     return place
 
 
@@ -92,14 +93,14 @@ def _start_or_reserve(
         with suppress(AcquireTimeout):
             return limiter.acquire(*of, SHORT, priority=FIRST)
         return None
-    permit = limiter.try_acquire(*of)
+    permit = start_now(limiter, *of)
     if permit is not None:
         return permit
     try:
         place = limiter.reserve(*of, grace=grace)
     except Unsupported:
         return None
-    # Units may have become free since try_acquire.
+    # Units may have become free since then.
     return place and limiter.present(place)
 
 

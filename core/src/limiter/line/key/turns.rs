@@ -110,7 +110,7 @@ impl TurnLine {
 
     /// Returns whether a waiter of a tenant may ask when a worker is free that no place is held for.
     pub fn lacks_spare(&self) -> bool {
-        self.lacks_spare
+        self.lacks_spare && self.line.wants_places()
     }
 
     /// Returns when to check again, apart from turns.
