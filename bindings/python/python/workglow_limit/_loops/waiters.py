@@ -472,7 +472,7 @@ class Waiters:
             self._end()
 
     def _leave_lines(self) -> None:
-        self._lines.pop(id(self._loop.native), None)
+        forget(self._lines, id(self._loop.native), self._itself)
 
     def _send(self) -> None:
         if not self._is_away:
@@ -551,7 +551,7 @@ class Waiters:
 
 
 def forget(lines: dict[int, ref[Waiters]], loop: int, waiters: ref[Waiters]) -> None:
-    """Removes waiters that were dropped with their loop."""
+    """Removes waiters that are over, or were dropped with their loop. Others may be there by now, who have come since."""
     if lines.get(loop) is waiters:
         del lines[loop]
 
