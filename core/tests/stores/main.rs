@@ -20,8 +20,8 @@ mod forgotten;
 mod heads;
 mod identity;
 mod joint_storms;
-#[cfg(feature = "fault-points")]
 mod overtaking;
+#[cfg(feature = "fault-points")]
 mod pairs;
 mod processes;
 #[cfg(feature = "fault-points")]
