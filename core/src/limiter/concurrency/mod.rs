@@ -4,7 +4,9 @@ mod renewal;
 mod served;
 
 use super::internal::{Awaited, Base, Behind, Nested, Quiet};
-use super::line::{Claim, First, LineTurn, Lines, Passers, Room, Shown, Terms, calls_of, is_awaited, units_before};
+use super::line::{
+    Claim, First, LineTurn, Lines, Passers, Room, Shown, Terms, calls_of, is_awaited, may_have_line, units_before,
+};
 use super::shared::{Bell, Shareable};
 use super::{Attempt, Limiter, Places, Presented, foreign, unsupported};
 use crate::algorithm::leases::{Lease, Leases, NEVER};
@@ -221,7 +223,13 @@ impl ConcurrencyLimiter {
     }
 
     /// Returns when a start that does not wait may be retried, if waiters come before it.
+    #[inline]
     fn behind_waiters(&self, found: &Key, leases: &Leases, weight: u64) -> Result<Option<Duration>, Blocked> {
+        if may_have_line(found) { self.behind_lines(found, leases, weight) } else { Ok(None) }
+    }
+
+    #[cold]
+    fn behind_lines(&self, found: &Key, leases: &Leases, weight: u64) -> Result<Option<Duration>, Blocked> {
         let max = found.table.capacity;
         let room = |units| self.room(found, leases, units);
         let before = self.passers.units_before(found, weight, room, |at| Self::call(leases, at))?;

@@ -26,7 +26,7 @@ pub use key::Turn;
 pub use pool::Pool;
 pub use seat::{Seat, Seats, acquire};
 pub use shown::{First, Shown, Turn as LineTurn};
-pub(super) use shown::{Lines, NEAR, Passers, Room, calls_of, is_awaited, units_before};
+pub(super) use shown::{Lines, NEAR, Passers, Room, calls_of, is_awaited, may_have_line, units_before};
 
 use crate::error::Error;
 use crate::limiter::Limiter;

@@ -455,14 +455,10 @@ impl Passers {
         room: impl Fn(u64) -> Result<Room, Blocked>,
         call: impl Fn(usize),
     ) -> Result<Option<u64>, Blocked> {
-        if !found.home().is_lane() || InLine::is_here() {
+        if !may_have_line(found) || InLine::is_here() {
             return Ok(None);
         }
-        let lines = Lines::of(found, 0);
-        if !lines.heads.may_wait(lines.name) {
-            return Ok(None);
-        }
-        let now = found.home().clock.now().floor;
+        let (lines, now) = (Lines::of(found, 0), found.home().clock.now().floor);
         let mut seen = self.0.lock().get(&lines.name).copied().unwrap_or_default();
         if seen.who_is_before(found, lines, (tag(0, now), weight), room, call)?.is_none() {
             self.0.lock().remove(&lines.name);
@@ -480,10 +476,13 @@ impl Passers {
 /// Returns whether a caller that does not have the turn would pass others that wait.
 #[inline]
 pub(crate) fn is_awaited(found: &Key) -> bool {
-    found.home().is_lane() && {
-        let (heads, name) = (found.home().heads(), name_of(found.limit(), found.hash));
-        heads.may_wait(name) && heads.first(name).is_some()
-    }
+    may_have_line(found) && Lines::of(found, 0).heads.first(name_of(found.limit(), found.hash)).is_some()
+}
+
+/// Returns whether a line for the key may be shown. It costs one load where none is.
+#[inline]
+pub(crate) fn may_have_line(found: &Key) -> bool {
+    found.home().is_lane() && found.home().heads().may_wait(name_of(found.limit(), found.hash))
 }
 
 /// Returns what the lines of all processes show that a caller of usual priority who asks now would start after.
