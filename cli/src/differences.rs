@@ -101,8 +101,11 @@ fn of_limit(
     }
 }
 
+/// An override, and what put it there.
+type Override<P> = Option<(P, Option<String>)>;
+
 fn overriding<P: ToString + PartialEq>(
-    (was, is): (Option<(P, Option<String>)>, Option<(P, Option<String>)>),
+    (was, is): (Override<P>, Override<P>),
     key: Option<String>,
     add: &mut dyn FnMut(&'static str, Value),
 ) {
