@@ -63,11 +63,13 @@ fn of_limit(
     if was.declared != is.declared {
         add("policy_changed", json!({ "policy": is.declared.to_string(), "before": was.declared.to_string() }));
     }
-    overriding((was.overriding, is.overriding), (None, is.overridden_by.as_deref()), add);
+    let by = |limit: &LimitSnapshot| limit.overriding.map(|policy| (policy, limit.overridden_by.clone()));
+    overriding((by(was), by(is)), None, add);
     for key in &is.hot_keys {
         let Some(old) = was.hot_keys.iter().find(|old| old.id == key.id) else { continue };
         let name = json::key_name(&key.key, &key.id, keys);
-        overriding((old.overriding, key.overriding), (Some(name), Some("operator")), add);
+        let by = |key: &KeySnapshot| key.overriding.map(|policy| (policy, Some("operator".to_owned())));
+        overriding((by(old), by(key)), Some(name), add);
     }
     // Lower counts mean that the limit was created again.
     let more = |now: u64, before: u64| Some(now.saturating_sub(before)).filter(|more| *more > 0);
@@ -99,17 +101,21 @@ fn of_limit(
     }
 }
 
+/// An override, and what put it there.
+type Override<P> = Option<(P, Option<String>)>;
+
 fn overriding<P: ToString + PartialEq>(
-    (was, is): (Option<P>, Option<P>),
-    (key, by): (Option<String>, Option<&str>),
+    (was, is): (Override<P>, Override<P>),
+    key: Option<String>,
     add: &mut dyn FnMut(&'static str, Value),
 ) {
     match (was, is) {
-        (was, Some(policy)) if was.as_ref() != Some(&policy) => {
-            let before = was.map(|was| was.to_string());
+        // It is another one also if only who set it differs.
+        (was, Some((policy, by))) if was.as_ref().is_none_or(|was| (&was.0, &was.1) != (&policy, &by)) => {
+            let before = was.map(|(was, _)| was.to_string());
             add("override_set", json!({ "key": key, "policy": policy.to_string(), "before": before, "by": by }));
         }
-        (Some(was), None) => add("override_lifted", json!({ "key": key, "before": was.to_string() })),
+        (Some((was, _)), None) => add("override_lifted", json!({ "key": key, "before": was.to_string() })),
         _ => {}
     }
 }

@@ -359,6 +359,15 @@ fn watch_reports_each_event() {
     store.override_limit("mail", "2/1h", None).unwrap();
     assert_eq!(watch.until("override_set", "mail")["policy"], "2/1h");
     store.lift("mail", None).unwrap();
+    watch.until("override_lifted", "mail");
+    // An operator may set what a program has learned.
+    let hour = Duration::from_secs(3600);
+    mail.learn(workglow_limit::embed::Quota { units: 2, window: hour, is_estimated: false }, "api.example.com");
+    assert_eq!(watch.until("override_set", "mail")["by"], "headers of api.example.com");
+    store.override_limit("mail", "2/1h", None).unwrap();
+    let set = watch.until("override_set", "mail");
+    assert_eq!((&set["policy"], &set["before"], &set["by"]), (&json!("2/1h"), &json!("2/1h"), &json!("operator")));
+    store.lift("mail", None).unwrap();
     assert_eq!(watch.until("override_lifted", "mail")["before"], "2/1h");
     mail.pause(Duration::from_secs(3600), "").unwrap();
     assert!(watch.until("paused", "mail")["for"].as_f64().unwrap() > 3000.0);

@@ -55,6 +55,7 @@ mod on {
     const CHANGING: &[&str] = &[
         "deciding",
         "decided",
+        "noting",
         "renumbering",
         "rows-renumbered",
         "rows-written",

@@ -185,7 +185,7 @@ impl Clock {
 }
 
 #[inline(always)]
-fn raw_ns(manual: Option<&ManualClock>) -> u64 {
+pub(crate) fn raw_ns(manual: Option<&ManualClock>) -> u64 {
     match manual {
         None => boot_ns(),
         Some(clock) => clock.0.ns.load(Acquire),

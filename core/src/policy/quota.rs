@@ -25,30 +25,22 @@ impl Quota {
 }
 
 impl Policy {
-    /// Returns the same policy with a server's numbers. `None` if it is not certain which of its windows the server means. A
-    /// window that is estimated says which one it is, and never how long.
+    /// Returns the same policy with a server's units for one of its windows. `None` if it is not certain which of them the server
+    /// means, or if it means none: the units of a day, in a window of a minute, could all start at once.
     pub(crate) fn with_quota(self, quota: Quota) -> Option<Policy> {
         let Quota { units, window, is_estimated } = quota;
         let is_it = |own: Duration| match is_estimated {
             true => own.abs_diff(window) <= own / 4,
             false => own == window,
         };
-        let length = |own: Duration| match is_estimated {
-            true => is_it(own).then_some(own),
-            false => Some(window),
-        };
+        let length = |own: Duration| is_it(own).then_some(own);
         let policy = match self.0 {
             Shape::Rate(windows, backoff) => {
                 let mut all: Vec<_> =
                     windows.as_slice().iter().map(|own| (own.limit, from_ticks(own.length))).collect();
-                match all.as_mut_slice() {
-                    [only] => *only = (units, length(only.1)?),
-                    several => {
-                        let mut meant = several.iter_mut().filter(|(_, own)| is_it(*own));
-                        let (Some(one), None) = (meant.next(), meant.next()) else { return None };
-                        one.0 = units;
-                    }
-                }
+                let mut meant = all.iter_mut().filter(|(_, own)| is_it(*own));
+                let (Some(one), None) = (meant.next(), meant.next()) else { return None };
+                one.0 = units;
                 let Shape::Rate(windows, _) = Policy::rate_in(&all).ok()?.0 else { return None };
                 Policy(Shape::Rate(windows, backoff), 0)
             }
@@ -72,6 +64,16 @@ impl Policy {
         };
         Some(Policy(policy.0, self.1))
     }
+
+    /// Returns the units of all of its windows, which a server's numbers raise or lower.
+    pub(crate) fn units(self) -> u64 {
+        match self.0 {
+            Shape::Rate(windows, _) => windows.as_slice().iter().fold(0, |sum, own| sum.saturating_add(own.limit)),
+            Shape::Bucket(own) => own.rate,
+            Shape::Counter { window, .. } => window.limit,
+            Shape::Concurrency { .. } | Shape::Delay(_) | Shape::EvenlySpaced(_) => 0,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -87,7 +89,9 @@ mod tests {
     fn a_server_s_numbers_replace_those_of_the_window_that_they_mean() {
         for (policy, units, seconds, is_estimated, expected) in [
             ("100/1m", 500, 60.0, false, Some("500/1m")),
-            ("100/1m", 10, 1.0, false, Some("10/1s")), // Stated.
+            ("100/1m", 10, 1.0, false, None),
+            ("100/1m", 100_000, 86_400.0, false, None), // All of a day's could start at once.
+            ("100/1m + 2000/1d", 4000, 86_400.0, false, Some("100/1m + 4000/1d")),
             ("100/1m", 500, 66.0, true, Some("500/1m")),
             ("100/1m", 500, 46.0, true, Some("500/1m")),
             ("100/1m", 10_000, 86_400.0, true, None), // That is a day's.
@@ -100,7 +104,9 @@ mod tests {
             ("100/1m burst 100", 500, 60.0, false, Some("500/1m burst 500")),
             ("100/1m burst 20", 500, 60.0, true, Some("500/1m burst 20")),
             ("100/1m burst 20", 500, 1.0, true, None),
+            ("100/1m burst 20", 500, 3600.0, false, None),
             ("100/1m fixed", 500, 60.0, false, Some("500/1m fixed")),
+            ("100/1m fixed", 9000, 3600.0, false, None),
             ("100/1m counter", 500, 60.0, true, Some("500/1m counter")),
             ("100/1m shared", 500, 60.0, false, Some("500/1m shared")),
             ("5 concurrent", 500, 60.0, false, None),

@@ -105,7 +105,7 @@ pub(crate) enum RowChange {
     Policy(Option<Policy>, Option<String>),
     /// The text of a composite's policies, or of another place (see `places.rs`).
     Composite(Option<String>),
-    /// The operator's policy above it, and what put it there, if no operator did.
+    /// The operator's policy above it; or what was learned, and from where. An operator's is not replaced by that, nor removed.
     Override(Option<Policy>, Option<Arc<str>>),
     /// The operator's policy for a single key: the key's hash and text, and the policy.
     Key(Hash, String, Option<Policy>),

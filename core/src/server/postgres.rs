@@ -410,7 +410,8 @@ impl Engine for Postgres {
                 }
                 RowChange::Override(policy, source) => {
                     let by = source.as_ref().map_or_else(String::new, |source| format!("\n{source}"));
-                    ("o", *policy, None, policy.map(|policy| format!("{policy}{by}")))
+                    let kind = if source.is_some() { "l" } else { "o" };
+                    (kind, *policy, None, policy.map(|policy| format!("{policy}{by}")))
                 }
                 RowChange::Key(hash, key, policy) => {
                     ("k", *policy, Some(uuid(*hash)), policy.map(|policy| format!("{policy}\n{key}")))
@@ -437,7 +438,7 @@ impl Engine for Postgres {
                     patience,
                 ]
             };
-            let statement = "SELECT workglow_limit.note($1, $2, $3, $4, $5, $6, $7, $8)";
+            let statement = "SELECT workglow_limit.note_changes($1, $2, $3, $4, $5, $6, $7, $8)";
             let request = |patience| Request::Statement(statement.into(), values(patience));
             let rows = self.ask_locking(name, request, left())?;
             let row = self.one(rows)?;

@@ -350,11 +350,14 @@ impl Engine for Redis {
             put(version_of, terms.map(|terms| terms.version.to_string()));
             put(text_of, policy.map(|policy| text.map_or_else(|| policy.to_string(), |of| format!("{policy}\n{of}"))));
         }
+        let is_learned = notes.iter().any(|note| matches!(note, RowChange::Override(_, Some(_))));
         let fields: Vec<String> = set.into_iter().chain(["-".to_owned()]).chain(gone).collect();
         let time = text_of(now);
         let arguments = |node: &mut Node| {
             let (run, is_wiped) = if now.is_some() { (0, false) } else { (node.run, may_be_wiped(node)?) };
-            let first = [run.to_string(), u8::from(is_wiped).to_string(), time.clone()];
+            let flags = [is_wiped, is_learned].map(|flag| u8::from(flag).to_string());
+            let [is_wiped, is_learned] = flags;
+            let first = [run.to_string(), is_wiped, is_learned, time.clone()];
             Ok(first.into_iter().chain(fields.iter().cloned()).collect())
         };
         let (began, keys) = (Instant::now(), [key_of(name), list_of(name), waiting_of(name)]);

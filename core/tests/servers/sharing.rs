@@ -8,7 +8,7 @@ use crate::common::server::Server;
 use crate::common::wait_until;
 use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant, SystemTime};
-use workglow_limit::embed::{Joined, Line, MayWait, Seat, Step, Waiter};
+use workglow_limit::embed::{Joined, Line, MayWait, Quota, Seat, Step, Waiter};
 use workglow_limit::observe::Observer;
 use workglow_limit::*;
 
@@ -512,8 +512,8 @@ fn what_one_machine_learns_from_headers_another_sees_with_its_source() {
         let (here, there) = (patient(&server.url()), patient(&server.url()));
         let limiter = here.limiter("api", "100/1m").unwrap();
         limiter.attempt("", 1).unwrap();
-        let quota = workglow_limit::embed::Quota { units: 500, window: Duration::from_secs(60), is_estimated: true };
-        limiter.learn(quota, "api.example.com");
+        let quota = Quota { units: 500, window: Duration::from_secs(60), is_estimated: true };
+        (0..2).for_each(|_| limiter.learn(quota, "api.example.com"));
         let seen = || {
             let snapshot = Observer::new(&there, 1).look().unwrap();
             snapshot.limits.into_iter().find(|limit| limit.name == "api").unwrap()
@@ -525,5 +525,64 @@ fn what_one_machine_learns_from_headers_another_sees_with_its_source() {
         assert_eq!(seen().overridden_by.as_deref(), Some("operator"));
         there.lift("api", None).unwrap();
         assert_eq!((seen().overridden_by, seen().policy().to_string()), (None, "100/1m".into()));
+    }
+}
+
+#[test]
+#[cfg(feature = "fault-points")]
+fn what_is_learned_neither_replaces_nor_removes_what_an_operator_sets_meanwhile() {
+    let per_minute = |units| Quota { units, window: Duration::from_secs(60), is_estimated: false };
+    let policy = |store: &Store, name: &str| {
+        let limits = Observer::new(store, 1).look().unwrap().limits;
+        let limit = limits.into_iter().find(|limit| limit.name == name).unwrap();
+        (limit.policy().to_string(), limit.overridden_by)
+    };
+    let by = |who: &str| Some(who.to_owned());
+    for server in Server::each("servers-learned-late") {
+        let (here, there) = (patient(&server.url()), Arc::new(patient(&server.url())));
+        let learned = ("500/1m".to_owned(), by("headers of a"));
+        // It would set an override, replace a learned one, and remove a learned one.
+        for said in [&[500][..], &[500, 400], &[500, 100]] {
+            let (last, before) = said.split_last().unwrap();
+            let limiter = here.limiter("api", "100/1m").unwrap();
+            limiter.attempt("", 1).unwrap();
+            for units in before {
+                limiter.learn(per_minute(*units), "a");
+                wait_until("the first override", || policy(&there, "api") == learned);
+            }
+            let (done, is_done) = std::sync::mpsc::channel();
+            let there = there.clone();
+            // After it has read the row. (Only another test's thread that passes first would do it too early.)
+            fault::at("noting", move || {
+                let operator = move || there.override_limit("api", "50/1m", None).unwrap();
+                std::thread::spawn(operator).join().unwrap();
+                done.send(()).unwrap();
+            });
+            limiter.learn(per_minute(*last), "a");
+            is_done.recv().unwrap();
+            // The same thread does this one afterwards.
+            let other = here.limiter(&format!("other{}", said.len() + *last as usize), "100/1m").unwrap();
+            other.open().unwrap();
+            other.learn(per_minute(77), "a");
+            wait_until("the last", || policy(&here, other.name()).0 == "77/1m");
+            assert_eq!(policy(&here, "api"), ("50/1m".into(), by("operator")), "{said:?}");
+            assert_eq!(limiter.peek("", 0).unwrap().limit, 50, "{said:?}");
+            here.forget("api").unwrap();
+        }
+    }
+}
+
+#[test]
+fn what_was_learned_is_learned_again_after_the_server_has_lost_it() {
+    for server in Server::each("servers-learned-lost") {
+        let store = direct(&server);
+        let limiter = store.limiter("api", "100/1m").unwrap();
+        for _ in 0..2 {
+            limiter.attempt("", 1).unwrap();
+            wait_until("the declaration", || limiter.peek("", 0).unwrap().limit == 100);
+            limiter.learn(Quota { units: 500, window: Duration::from_secs(60), is_estimated: false }, "a");
+            wait_until("the override", || limiter.peek("", 0).unwrap().limit == 500);
+            server.forget_all();
+        }
     }
 }

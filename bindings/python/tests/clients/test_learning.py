@@ -85,13 +85,16 @@ def test_a_client_learns_the_policies_of_its_parts(kind, server):
     store = Store("memory:")
     llm = store.limiter("llm", "requests: 100/1m + tokens: 100000/1m + 5 concurrent")
 
-    async def main():
-        client = kind(llm, tokens="tokens", learn=True)
+    last = store.limiter("last", "100/1m")
+
+    async def main(limiter=llm, **options):
+        client = kind(limiter, learn=True, **options)
         server.provider.spend(30, 40_000)  # Now the resets show the window.
-        await client.read(await client.open(f"{server.url}/v1/chat/completions", "POST", json=ASKED))
+        for _ in range(2):
+            await client.read(await client.open(f"{server.url}/v1/chat/completions", "POST", json=ASKED))
         await client.end()
 
-    asyncio.run(main())
+    asyncio.run(main(tokens="tokens"))
     learned = "headers of 127.0.0.1"
     until(
         lambda: (
@@ -100,12 +103,15 @@ def test_a_client_learns_the_policies_of_its_parts(kind, server):
                 "llm/requests": ("500/1m", learned),
                 "llm/tokens": ("200000/1m", learned),
                 "llm/concurrency": ("5 concurrent", None),
+                "last": ("100/1m", None),
             }
         )
     )
     store.lift("llm")
-    asyncio.run(main())
-    assert {by for _, by in policies(store).values()} == {None}  # The provider says the same.
+    asyncio.run(main(tokens="tokens"))
+    asyncio.run(main(last))  # The store learns in this order.
+    until(lambda: policies(store)["last"] == ("500/1m", learned))
+    assert {by for name, (_, by) in policies(store).items() if name != "last"} == {None}  # The provider says the same.
 
 
 def test_by_default_nothing_is_learned_nor_from_a_keys_requests(server):
@@ -115,13 +121,14 @@ def test_by_default_nothing_is_learned_nor_from_a_keys_requests(server):
 
     async def post(limiter, **options):
         client = CLIENTS[0](limiter, **options)
-        await client.read(await client.open(f"{server.url}/v1/chat/completions", "POST", json=ASKED))
+        for _ in range(2):
+            await client.read(await client.open(f"{server.url}/v1/chat/completions", "POST", json=ASKED))
         await client.end()
 
     asyncio.run(post(limits[0]))
     asyncio.run(post(limits[1], learn=True, key="tenant-7"))
     asyncio.run(post(limits[2], learn=True))
-    until(lambda: policies(store)["c"][1] is not None)
+    until(lambda: policies(store)["c"][1] is not None)  # The store learns in this order.
     assert policies(store)["a"] == policies(store)["b"] == ("100/1m", None)
 
 

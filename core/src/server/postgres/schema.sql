@@ -352,12 +352,12 @@ BEGIN
 END $$;
 
 -- Stores changes under a name, and leaves the rest as it is: of each change its kind (`p` the declared policy, `c` a
--- composite's text, `o` the operator's policy above it, `k` the operator's policy for a key), text, version, numbers and hash;
--- without a text, the stored one is removed. Another policy does not apply before all states are written under the
--- present one (`behind`).
+-- composite's text, `o` the operator's policy above it, `l` a learned one, which neither replaces nor removes an
+-- operator's, `k` the operator's policy for a key), text, version, numbers and hash; without a text, the stored one is
+-- removed. Another policy does not apply before all states are written under the present one (`behind`).
 -- -> {made, behind, earlier}: when the limit was created, whether states are behind now, and whether another policy has applied
 -- before, under which machines may still start; {-1}: some states are behind, and nothing was stored.
-CREATE OR REPLACE FUNCTION workglow_limit.note(
+CREATE OR REPLACE FUNCTION workglow_limit.note_changes(
     lim text, at bigint, kinds text[], texts text[], versions bigint[], numbers text[], hashes uuid[], patience bigint
 ) RETURNS bigint[] LANGUAGE plpgsql VOLATILE SET enable_seqscan = off AS $$
 DECLARE
@@ -375,6 +375,10 @@ BEGIN
     END IF;
     PERFORM workglow_limit.hold(id, true) FROM workglow_limit.limits WHERE name = lim;
     SELECT * INTO STRICT l FROM workglow_limit.limits WHERE name = lim FOR NO KEY UPDATE;
+    -- The text of an operator's has one line. It may be there since the caller looked.
+    IF 'l' = ANY (kinds) AND (l.policy IS NULL OR strpos(l.overriding, E'\n') = 0) THEN
+        RETURN ARRAY[l.made, 0, 0];
+    END IF;
     -- Nothing was written under the previous policy at a later time.
     now := greatest(coalesce(at, workglow_limit.clock()), l.floor);
     FOR i IN 1 .. cardinality(kinds) LOOP
@@ -382,7 +386,7 @@ BEGIN
         WHEN 'p' THEN
             l.policy := texts[i];
             l.declared_version := versions[i];
-        WHEN 'o' THEN
+        WHEN 'o', 'l' THEN
             l.overriding := texts[i];
             l.overriding_version := versions[i];
         WHEN 'c' THEN

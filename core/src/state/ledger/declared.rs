@@ -117,7 +117,7 @@ pub(crate) struct Overridden {
     /// The key, if it applies only to one.
     pub key: Option<String>,
     pub policy: Option<Policy>,
-    /// As in [`Declared`]; `None` for a key.
+    /// As in [`Declared`], also where it removes what was learned; `None` for a key.
     pub source: Option<Arc<str>>,
     /// The number of a key's units that may be missing from the ledger under the previous policy.
     pub missing: u64,
@@ -125,7 +125,8 @@ pub(crate) struct Overridden {
 
 impl Overridden {
     pub fn now(&self) -> Declared {
-        Declared { declared: self.before.declared, overriding: self.policy, source: self.source.clone() }
+        let source = self.policy.and(self.source.clone());
+        Declared { declared: self.before.declared, overriding: self.policy, source }
     }
 }
 

@@ -252,6 +252,7 @@ impl Session {
             let budget = |policy| locked.budget(policy);
             self.decide(locked, &all, |rare| rare.note(&changes), |database| database.note(&changes, budget))
         })?;
+        self.forget_told(|told| told.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')));
         self.settle(&[])
     }
 

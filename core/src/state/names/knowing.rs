@@ -20,11 +20,12 @@ impl Session {
         }
         let _one = MayWait::as_one();
         let mut answer = call();
-        if let Err(Error::UnknownLimit { .. }) = &answer
-            && let Some(made) = self.undeclared.of(name)
-        {
-            self.declare_now(&[(&made.name, &made.policies)])?;
-            self.undeclared.remove(&made.name);
+        if let Err(Error::UnknownLimit { .. }) = &answer {
+            // If there is none, another thread may have declared it in between.
+            if let Some(made) = self.undeclared.of(name) {
+                self.declare_now(&[(&made.name, &made.policies)])?;
+                self.undeclared.remove(&made.name);
+            }
             answer = call();
         }
         if answer.is_ok() {

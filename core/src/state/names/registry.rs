@@ -8,6 +8,7 @@
 
 use crate::algorithm::grants::Lengths;
 use crate::error::{Error, Result};
+use crate::fault;
 use crate::hash::{Hash, SERVER_SECRET, hasher};
 use crate::os::random;
 use crate::policy::{self, NamedPolicy, Policy};
@@ -100,6 +101,7 @@ impl Session {
         let clock = &self.home().clock;
         let now = clock.is_manual().then(|| clock.now().floor);
         let mut out = Duration::ZERO;
+        fault::point("noting");
         for (row, changes) in outbox {
             let has_earlier = if changes.is_empty() {
                 server.forget(&row, left.now())?;
@@ -158,14 +160,23 @@ impl Session {
         Ok(rows)
     }
 
-    fn was_made(&self, place: &str, made: Tick) {
-        self.made.lock().entry(place.to_owned()).or_insert(made);
+    fn was_made(&self, place: &str, tick: Tick) {
+        if tick == 0 {
+            return;
+        }
+        let mut all = self.made.lock();
+        let made = all.entry(place.to_owned()).or_insert([tick; 2]);
+        if std::mem::replace(&mut made[1], tick) != tick {
+            drop(all);
+            // What was learned is lost, too.
+            self.forget_told(|name| self.places.of(name) == place);
+        }
     }
 
     /// The creation time of the limit in a place that this process uses, by the server's first answer; 0 if there is none. If
     /// the server later reports another time, it has lost the limit in between.
     pub fn made(&self, place: &str) -> Tick {
-        self.made.lock().get(place).copied().unwrap_or(0)
+        self.made.lock().get(place).map_or(0, |[first, _]| *first)
     }
 
     /// Applies the server's declarations of a limit and a key, after it has reported that another policy applies.

@@ -11,6 +11,7 @@ pub(super) mod made;
 pub(super) mod options;
 pub(super) mod places;
 pub(super) mod record;
+pub(super) mod told;
 pub(super) mod wanted;
 
 use crate::address::{self, Address, without_password};
@@ -20,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::hash::SERVER_SECRET;
 use crate::hooks::{Event, Happening, Hooks};
 use crate::os::{self, random};
-use crate::policy::{NamedPolicy, Policy, Quota};
+use crate::policy::{NamedPolicy, Policy};
 use crate::server::crew::{Crew, WAITING};
 use crate::server::denials::Denials;
 use crate::server::{self, Engine, RowChange};
@@ -46,21 +47,13 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
+use told::Told;
 use wanted::{RefusedStart, Writer};
 
 /// How long rare work of many steps leaves the lock free between two steps. Waiters check the lock more often than
 /// that, so they get their turn. Without the pause, the releasing thread would have the lock again before any of them
 /// looked.
 pub(super) const LET_OTHERS: Duration = fork::MAX_NAP.saturating_add(Duration::from_micros(500));
-
-/// What a server last said about a limit.
-#[derive(Debug, Clone)]
-pub(super) struct Said {
-    pub quota: Quota,
-    pub host: String,
-    /// Whether a thread puts it there. That one goes on with what is said meanwhile: of two threads, the later might be first.
-    pub is_being_put: bool,
-}
 
 /// A store, shared by its limiters.
 #[derive(Debug)]
@@ -93,11 +86,12 @@ pub(crate) struct Session {
     pub(super) server_time: OnceLock<(Instant, Tick)>,
     /// The file in which processes of this machine share the server's grants.
     grant_lane: Option<PathBuf>,
-    /// Where the server keeps the limits that this process uses, and when they were created, by these places.
+    /// Where the server keeps the limits that this process uses; and by these places when they were created, by its first and its last answer.
     pub(super) places: Arc<Places>,
-    pub(super) made: fork::PerProcess<HashMap<String, Tick>>,
-    /// What servers said about their own limits: see `learned.rs`.
-    pub(super) told: fork::PerProcess<HashMap<Arc<str>, Said>>,
+    pub(super) made: fork::PerProcess<HashMap<String, [Tick; 2]>>,
+    /// What servers said about their own limits, and the thread that puts it into the store.
+    pub(super) told: fork::PerProcess<HashMap<Arc<str>, Told>>,
+    pub(super) learner: Arc<Crew>,
     /// What it denied.
     pub(super) denials: Denials,
     /// The owner of this process's leases there.
@@ -214,6 +208,7 @@ impl Session {
             places,
             made: fork::PerProcess::new(),
             told: fork::PerProcess::new(),
+            learner: Crew::new(1),
             denials: Denials::default(),
             owner: fork::PerProcess::new(),
             failures: AtomicU64::new(0),
