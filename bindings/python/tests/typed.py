@@ -289,7 +289,7 @@ def looks() -> None:
     for limit in seen.limits:
         assert_type(limit, LimitSnapshot)
         assert_type((limit.name, limit.policy, limit.declared), tuple[str, str, str])
-        assert_type((limit.override, limit.fullest), tuple[str | None, str | None])
+        assert_type((limit.override, limit.fullest, limit.overridden_by), tuple[str | None, str | None, str | None])
         assert limit.kind in ("rate", "concurrency")
         assert_type((limit.near, limit.peak, limit.waiting, limit.keys), tuple[bool, int, int, int])
         assert_type((limit.retry_after, limit.paused_for, limit.places_lost), tuple[float, float, int])

@@ -645,7 +645,7 @@ WRONG = [
     (TypeError, {"limiter": "llm", "usage": 5, "tokens": "tokens"}, "usage is 5: expected a function, not int"),
     (TypeError, {"usage": len}, "usage needs tokens, the part that counts tokens"),
     (TypeError, {"estimate": len}, "estimate needs tokens, the part that counts tokens"),
-    (TypeError, {"wieght": 1}, r"\w+\(\) got an unexpected keyword argument 'wieght': expected (.*, )?key, weight, priority, share, timeout, heed, tokens.*"),
+    (TypeError, {"wieght": 1}, r"\w+\(\) got an unexpected keyword argument 'wieght': expected (.*, )?key, weight, priority, share, timeout, heed, learn, tokens.*"),
 ]  # fmt: skip
 RETRIES = [
     (InvalidArgument, {"retries": -1}, "retries is -1: expected a whole number from 0 to 100"),
@@ -724,7 +724,7 @@ def test_results_of_functions_are_checked_before_sending(client, server, given, 
     assert used(llm) == 0 and not server.arrivals
 
 
-OPTIONS = "key, weight, priority, share, timeout, heed, tokens, estimate, usage"
+OPTIONS = "key, weight, priority, share, timeout, heed, learn, tokens, estimate, usage"
 ACCEPTED = [
     (LimitedTransport, "LimitedTransport", f"transport, {OPTIONS}, retries, route"),
     (AsyncLimitedTransport, "AsyncLimitedTransport", f"transport, {OPTIONS}, retries, route"),
