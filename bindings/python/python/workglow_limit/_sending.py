@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from datetime import timedelta
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 from urllib.parse import urlsplit
 
 from ._budgets import Budgets, Start, Waiting
@@ -148,7 +148,7 @@ class Sender(Generic[R]):
         self._share = None if share is None else whole("share", share, 1, 1000)
         self._timeout = None if timeout is None else in_seconds("timeout", timeout)
         self._heeds, self._default, self._longest = heeding(heed)
-        if not isinstance(learn, bool):
+        if not isinstance(cast(object, learn), bool):
             raise TypeError(f"learn is {learn!r}: expected True or False, not {type(learn).__name__}")
         self._learns = learn
         self.retries = whole("retries", retries, 0, 100)
