@@ -1,6 +1,7 @@
 """Store.close: what it refuses, which waits it ends, and what it leaves alone."""
 
 import asyncio
+import contextlib
 import os
 import pickle
 import threading
@@ -20,8 +21,12 @@ from workglow_limit import (
 
 
 def names_of_threads():
-    tasks = Path("/proc/self/task").iterdir()
-    return [name for task in tasks if (name := (task / "comm").read_text()).startswith("workglow")]
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        # A thread may end after it was listed.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            names.append((task / "comm").read_text())
+    return [name for name in names if name.startswith("workglow")]
 
 
 @pytest.fixture
@@ -216,5 +221,5 @@ def test_threads_and_descriptors_go(tmp_path):
             await (await limiters(store)[0].try_acquire_async()).complete_async()
 
         asyncio.run(main())
-    assert len(os.listdir("/proc/self/fd")) <= len(before)
     until(lambda: not names_of_threads())
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
