@@ -66,24 +66,27 @@ export function watch(start: Start): Watched {
  * @internal Puts the sizes that the server states above the declared policies, later. A key's requests teach nothing: the server does
  * not say whose size it is.
  */
-export function learn({ limiter, key, tokens }: Start, response: HttpResponse, host: string): void {
+export function learn(start: Start, response: HttpResponse, host: string): void {
   for (const { name: budget, units, window, isEstimated } of quotasOf(response)) {
-    const kind = TOKENS[budget];
-    const name = kind === undefined ? REQUESTS : tokens[kind];
-    const isWhole = limiter._partNames()?.length === 0;
-    const part = name === undefined || (isWhole && kind !== undefined) ? undefined : isWhole ? limiter : limiter.parts[name];
-    const own = isWhole && typeof key === "string" ? key : keyAt(key, name ?? "");
-    if (part !== undefined && !own) native.learn(part._native, units, window, isEstimated, host);
+    const charged = chargedAt(start, budget);
+    if (charged?.own === "") native.learn(charged.part._native, units, window, isEstimated, host);
   }
 }
 
-function levelOf({ limiter, key, tokens }: Start, budget: string): Level | null {
+/** Returns which limit a budget of the server is here, and with which key the start is charged there. */
+function chargedAt({ limiter, key, tokens }: Start, budget: string): { part: Limiter; own: string } | null {
   const kind = TOKENS[budget];
   const name = kind === undefined ? REQUESTS : tokens[kind];
   const isWhole = limiter._partNames()?.length === 0;
-  const part = name === undefined || (isWhole && kind !== undefined) ? undefined : isWhole ? limiter : limiter.parts[name];
-  if (part === undefined || part._holds) return null;
-  const own = (isWhole && typeof key === "string" ? key : keyAt(key, name!)) ?? "";
+  if (name === undefined || (isWhole && kind !== undefined)) return null;
+  const part = isWhole ? limiter : limiter.parts[name];
+  return part === undefined ? null : { part, own: (isWhole && typeof key === "string" ? key : keyAt(key, name)) ?? "" };
+}
+
+function levelOf(start: Start, budget: string): Level | null {
+  const charged = chargedAt(start, budget);
+  if (charged === null || charged.part._holds) return null;
+  const { part, own } = charged;
   const [owner = part] = part._stores();
   const all = levels.get(owner) ?? new Map<string, Level>();
   levels.set(owner, all);

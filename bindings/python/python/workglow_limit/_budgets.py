@@ -130,15 +130,17 @@ class Level:
                     await self._charge(waiting, *later)
                 finally:
                     self.end(later[0])
-        finally:
-            with _process.lock:
-                self.is_comparing = False
-            if (rest := self._take()) is not None:
-                self.end(rest[0])
+        except BaseException:
+            # What came meanwhile is left to the next response.
+            while (later := self._take()) is not None:
+                self.end(later[0])
+            raise
 
     def _take(self) -> tuple[Trace, int] | None:
+        """Returns the statement to compare next. If there is none, the comparing is over."""
         with _process.lock:
             later, self.next = self.next, None
+            self.is_comparing = later is not None
         return later
 
     async def _charge(self, waiting: Waiting, trace: Trace, stated: int) -> None:
