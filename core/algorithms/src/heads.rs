@@ -42,6 +42,9 @@
 //! 6. *A death is harmless.* What it leaves belongs to its owner, and is removed by whoever finds it in the way, or by
 //!    the next process that arrives.
 //!
+//! `heads_search.rs` visits everything that three processes can do with these words, of which one dies and one is stopped at any
+//! step.
+//!
 //! # Orderings
 //!
 //! Tags are changed with `AcqRel`, after the other words of their entry, and read with `Acquire`, before them and, after
@@ -408,6 +411,10 @@ impl<'a> Heads<'a> {
 #[cfg(all(test, model))]
 #[path = "heads_models.rs"]
 mod models;
+
+#[cfg(all(test, not(model)))]
+#[path = "heads_search.rs"]
+mod search;
 
 #[cfg(all(test, not(model)))]
 mod tests {
