@@ -1,7 +1,7 @@
 //! The interface between limiters, lines and bindings. No other code uses it.
 
 use super::begun::Waiting;
-use super::line::{Ahead, Claim, First, LineTurn, Seats, Shown, Terms};
+use super::line::{Ahead, Asker, Claim, First, LineTurn, Seats, Shown, Terms};
 use super::{Attempt, Limiter, Presented, Reserved, foreign, unknown_part, unsupported};
 use crate::decision::Decision;
 use crate::error::{Error, Result};
@@ -325,6 +325,11 @@ pub trait Awaited: Quiet {
     /// `None`: that is not known.
     fn position(&self, _key: &str, _weight: u64) -> Option<(u64, bool)> {
         None
+    }
+
+    /// Takes a waiter back that a server was told of with a [claim](Awaited::claim).
+    fn leave_line(&self, _key: &str, _waiter: Asker) -> Result<()> {
+        Ok(())
     }
 
     /// Shows another first waiter, or none, of a line that [was shown](Awaited::line_up).

@@ -338,7 +338,8 @@ impl<L: Shareable> Awaited for Shared<L> {
     fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim> {
         let denied = |after| Claim::Denied { after, is_certain: false };
         let near = from_ticks(HORIZON.max(patience_ticks(terms.asked)));
-        let near = Terms { in_turn: true, most: Some(terms.most.map_or(near, |most| most.min(near))), ..terms };
+        let near = Some(terms.most.map_or(near, |most| most.min(near)));
+        let near = Terms { in_turn: true, most: near, waiter: None, ..terms };
         let claim = || self.limiter.claim("", weight, near);
         let takes = |taken: &Claim| matches!(taken, Claim::Started(_) | Claim::Place { .. });
         self.in_turn((key, weight), (terms.tag, terms.share), denied, claim, takes)

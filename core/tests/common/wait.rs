@@ -79,6 +79,7 @@ impl Wait {
                     let nap = if is_certain { after } else { after.min(LOOK_AGAIN) };
                     return Ok(Step::Sleep(left.map_or(nap, |left| nap.min(left))));
                 }
+                Claim::Behind { .. } => return Ok(Step::Sleep(left.map_or(LOOK_AGAIN, |left| LOOK_AGAIN.min(left)))),
                 Claim::Full { after } => return Ok(Step::Expired(after)),
             }
         }

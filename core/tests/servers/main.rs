@@ -19,6 +19,7 @@ mod grant_lane;
 mod grants;
 mod groups;
 mod leases;
+mod line;
 mod loops;
 mod losses;
 mod postgres;

@@ -19,11 +19,11 @@ def test_a_long_wait_sends_a_task_back_once_with_its_place(site):
     lines = sorted(site.started("often"), key=lambda line: line["ready"] or line["at"])
     assert [line["retries"] for line in lines] == [0] * 4
     # The first start is at once. Each other task goes back once. On a busy machine, one that is late for its place goes back again,
-    # and then starts behind the others.
+    # even the first, and then starts behind the others.
     times = [site.received(id) for id in sent]
-    assert times[0] == 1 and 2 <= max(times) < 10
+    assert 2 <= max(times) < 10
     tags = [line["tag"] for line in lines]
-    assert (tags if max(times) == 2 else sorted(tags)) == [f"often-{number}" for number in range(4)]
+    assert (tags if times == [1, 2, 2, 2] else sorted(tags)) == [f"often-{number}" for number in range(4)]
 
 
 @pytest.mark.parametrize("by", ["the consumer", "the child"])
@@ -177,9 +177,14 @@ def test_a_lost_connection_returns_places(own_site):
     site.until(lambda: limiter.peek("lost").retry_after > HOUR + 60)
     with site.app.connection_for_write() as connection:
         client = connection.default_channel.client
-        for other in client.client_list():
-            if int(other["id"]) != client.client_id():
-                client.client_kill_filter(_id=other["id"])
+        database = str(client.connection_pool.connection_kwargs["db"])
+
+        def lose():
+            # The one that waits for messages. Others may be of other sites, or store a result at this moment.
+            waiting = [of for of in client.client_list() if (of["db"], of["cmd"]) == (database, "brpop")]
+            return sum(client.client_kill_filter(_id=of["id"]) for of in waiting)
+
+        site.until(lose)
     site.until(lambda: worker.log.read_text().count("Connected to") == 2)
     # The held tasks were delivered again and are held again. No earlier place remains.
     site.passed_by("after")

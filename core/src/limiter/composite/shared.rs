@@ -112,6 +112,6 @@ impl CompositeLimiter {
 pub(super) fn after(denial: &Claim) -> Duration {
     match denial {
         Claim::Denied { after, .. } | Claim::Full { after } | Claim::Place { after, .. } => *after,
-        Claim::Started(_) => LOOK_AGAIN,
+        Claim::Started(_) | Claim::Behind { .. } => LOOK_AGAIN,
     }
 }

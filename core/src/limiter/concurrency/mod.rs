@@ -5,7 +5,8 @@ mod served;
 
 use super::internal::{Awaited, Base, Behind, Nested, Quiet};
 use super::line::{
-    Claim, First, LineTurn, Lines, Passers, Room, Shown, Terms, calls_of, is_awaited, may_have_line, units_before,
+    Asker, Claim, First, LineTurn, Lines, Passers, Room, Shown, Terms, calls_of, is_awaited, may_have_line,
+    units_before,
 };
 use super::shared::{Bell, Shareable};
 use super::{Attempt, Limiter, Places, Presented, foreign, unsupported};
@@ -21,6 +22,7 @@ use crate::policy::{self, Policy, Shape};
 use crate::state::counts::{ADMITTED, CANCELLED, DENIED};
 use crate::state::{Blocked, Home, Key, Limit, STORE_AGAIN, Store, StoreOptions, Table};
 use crate::time::{self, ManualClock, Tick, from_ticks};
+use served::Order;
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -416,7 +418,7 @@ impl Quiet for ConcurrencyLimiter {
         let answer = || {
             self.with_leases(key, |found, leases| {
                 if self.limit.is_served() {
-                    let (permit, seen) = self.take_on_server(found, weight)?;
+                    let (permit, seen) = self.take_on_server(found, weight, Order::of_call())?;
                     if permit.is_none() {
                         found.decided(DENIED, weight);
                     }
@@ -565,10 +567,14 @@ impl Awaited for ConcurrencyLimiter {
         let claimed = || {
             self.with_leases(key, |found, leases| {
                 if self.limit.is_served() {
-                    let (permit, seen) = self.take_on_server(found, weight)?;
+                    let order = terms.waiter.map_or(Order::Free, Order::Waits);
+                    let (permit, seen) = self.take_on_server(found, weight, order)?;
                     let after = seen.retry_after();
                     let is_certain = seen.is_closed() || Self::is_certain(found, after);
-                    let denied = || Claim::Denied { after, is_certain };
+                    let denied = || match terms.waiter {
+                        Some(_) if !is_certain => Claim::Behind { ahead: seen.ahead },
+                        _ => Claim::Denied { after, is_certain },
+                    };
                     return Ok(permit.map_or_else(denied, Claim::Started));
                 }
                 if !terms.in_turn && is_awaited(found) {
@@ -624,6 +630,12 @@ impl Awaited for ConcurrencyLimiter {
             shown.set(own);
             turn
         })
+    }
+
+    fn leave_line(&self, key: &str, waiter: Asker) -> Result<()> {
+        let leave =
+            |found: &Key, _: &Leases| if self.limit.is_served() { self.leave_on_server(found, waiter) } else { Ok(()) };
+        self.limit.or_instead(|| self.with_leases(key, leave), |_| ())
     }
 
     fn show_next(&self, first: Option<First>, shown: &Cell<Shown>) {

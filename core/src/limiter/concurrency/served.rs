@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::fork::jitter;
 use crate::hash::Hash;
 use crate::hooks::{Event, Happening};
+use crate::limiter::line::Asker;
 use crate::permit::{LeasePermit, RawPermit};
 use crate::policy::{self, Shape};
 use crate::server::site::Process;
@@ -14,6 +15,7 @@ use crate::server::{number, renewed_lease};
 use crate::state::counts::{ADMITTED, CANCELLED, DENIED};
 use crate::state::{Blocked, Home, Key, Limit, Table};
 use crate::time::{Tick, from_ticks};
+use crate::waiting::InLine;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -38,9 +40,38 @@ impl Time {
     }
 }
 
+/// How a start stands to the waiters of all processes: see `leases.lua`.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Order {
+    /// It takes what is free.
+    Free,
+    /// It does not wait, and overtakes nobody.
+    Passes,
+    Waits(Asker),
+}
+
+impl Order {
+    /// That of a call that does not wait. What a line asks for is in its order already.
+    pub fn of_call() -> Order {
+        if InLine::is_here() { Order::Free } else { Order::Passes }
+    }
+
+    fn arguments(self) -> [i64; 4] {
+        match self {
+            Order::Free => [0; 4],
+            Order::Passes => [1, 0, 0, 0],
+            Order::Waits(Asker { priority, since, waited }) => [2, priority.into(), number(since), number(waited)],
+        }
+    }
+}
+
 /// The state of a key as a server reports it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seen {
+    /// The waiters that come first.
+    pub ahead: usize,
+    /// Whether units are free for them.
+    has_room: bool,
     now: Tick,
     live: u64,
     gate: Tick,
@@ -54,7 +85,16 @@ impl Seen {
         let unsigned = |n: i64| u64::try_from(n).unwrap_or(0);
         // A renewed lease does not end then.
         let soonest = if time.1 && cooldown == 0 { 0 } else { soonest };
-        Seen { now: unsigned(now), live: unsigned(live), gate: unsigned(gate), soonest: unsigned(soonest), cooldown }
+        let (ahead, has_room) = (0, false);
+        Seen {
+            ahead,
+            has_room,
+            now: unsigned(now),
+            live: unsigned(live),
+            gate: unsigned(gate),
+            soonest: unsigned(soonest),
+            cooldown,
+        }
     }
 
     /// Returns when a retry may succeed after a denial: exactly, if that is known.
@@ -62,6 +102,7 @@ impl Seen {
         let left = |at: Tick| from_ticks(at.saturating_sub(self.now));
         match self.soonest {
             _ if self.is_closed() => left(self.gate),
+            _ if self.has_room => LOOK_AGAIN,
             // No start that completes from now on frees its units before that.
             0 if self.cooldown > 0 => from_ticks(self.cooldown),
             soonest if self.cooldown > 0 => left(soonest).min(from_ticks(self.cooldown)),
@@ -77,17 +118,22 @@ impl Seen {
 
 impl ConcurrencyLimiter {
     /// Takes units, if enough are free. (It counts no denials: to a waiter they are none.)
-    pub(super) fn take_on_server(&self, found: &Key, weight: u64) -> Result<(Option<RawPermit>, Seen), Blocked> {
+    pub(super) fn take_on_server(
+        &self,
+        found: &Key,
+        weight: u64,
+        order: Order,
+    ) -> Result<(Option<RawPermit>, Seen), Blocked> {
         self.limit.check_weight_on_server(found.table, found.hash, weight)?;
         let (owner, time) = (owner_of(&self.limit)?, Time::of(found.home(), found.table));
         let _beginning = time.1.then(renewal::begin).transpose()?;
         loop {
-            let arguments = [&[number(weight), time.0][..], &owner, &[turn()]].concat();
+            let arguments = [&[number(weight), time.0][..], &owner, &[turn()], &order.arguments()].concat();
             let asked = Instant::now();
             let (answer, others) =
                 self.limit.ask_all(found.home(), found.table, Some(found.hash), "acquire", &arguments)?;
             let [now, taken, slot, fence, _, live, gate, soonest] = answer;
-            let seen = Seen::of(now, [live, gate, soonest], time, found.table.policy.cooldown());
+            let mut seen = Seen::of(now, [live, gate, soonest], time, found.table.policy.cooldown());
             if taken == 1 {
                 let lease = Lease { index: slot as u64, fence: fence as u64 };
                 found.decided(ADMITTED, weight);
@@ -96,6 +142,7 @@ impl ConcurrencyLimiter {
                 }
                 return Ok((Some(self.permit_on_server(owner, lease, found.hash)), seen));
             }
+            (seen.ahead, seen.has_room) = (slot as usize, fence == 1);
             if self.evict(found.home(), found.table, found.hash, &others)? == 0 || seen.is_closed() {
                 return Ok((None, seen));
             }
@@ -105,6 +152,13 @@ impl ConcurrencyLimiter {
     fn permit_on_server(&self, owner: [i64; 4], lease: Lease, key: Hash) -> RawPermit {
         let Lease { index, fence } = lease;
         self.raw(LeasePermit { owner: owner[0] as u64, index, fence, key: key.0 })
+    }
+
+    /// Takes a waiter back.
+    pub(super) fn leave_on_server(&self, found: &Key, Asker { priority, since, .. }: Asker) -> Result<(), Blocked> {
+        let arguments = [owner_of(&self.limit)?[0], priority.into(), number(since)];
+        let [_, _] = self.limit.ask(found, "leave", &arguments)?;
+        Ok(())
     }
 
     /// Frees the leases of this site's dead processes, out of these. Returns the number of units.
@@ -122,7 +176,7 @@ impl ConcurrencyLimiter {
     }
 
     pub(super) fn decide_on_server(&self, found: &Key, weight: u64) -> Result<Decision, Blocked> {
-        let (permit, seen) = self.take_on_server(found, weight)?;
+        let (permit, seen) = self.take_on_server(found, weight, Order::of_call())?;
         if permit.is_none() {
             found.decided(DENIED, weight);
         }

@@ -84,7 +84,7 @@ impl FirstOfLimiter {
         let mut seen = self.look_at_each(&charges)?;
         seen.sort_by_key(|(_, _, seen)| (!seen.admitted, seen.retry_after));
         // Its waiters are not in the line of all processes.
-        let terms = Terms { in_turn: true, ..terms };
+        let terms = Terms { in_turn: true, waiter: None, ..terms };
         let (mut least, mut are_certain, mut are_full) = (Duration::MAX, true, true);
         for (i, child, seen) in &seen {
             let (key, weight) = charges.at(*i);
@@ -98,6 +98,7 @@ impl FirstOfLimiter {
                     return Ok(Claim::Place { place: self.hand_out_place(*i, place, self.wish(start, grace)), after });
                 }
                 Claim::Denied { after, is_certain } => (after, is_certain, false),
+                Claim::Behind { .. } => (LOOK_AGAIN, false, false),
                 Claim::Full { after } => (after, true, true),
             };
             (least, are_certain, are_full) = (least.min(after), are_certain && is_certain, are_full && is_full);

@@ -7,7 +7,7 @@ use crate::limiter::internal::When;
 use crate::limiter::{Attempt, Limiter, Reserved};
 use crate::permit::RawPermit;
 use crate::policy::{self, MAX_DEFAULT_GRACE, Share};
-use crate::time::{from_ticks, grace_ticks, patience_ticks};
+use crate::time::{Tick, from_ticks, grace_ticks, patience_ticks};
 use std::time::Duration;
 
 /// A limiter's reply to a waiter.
@@ -29,6 +29,11 @@ pub enum Claim {
         after: Duration,
         /// Whether nothing can be free before that. Otherwise the time suggests when to retry.
         is_certain: bool,
+    },
+    /// Not now, and it is not known when. So many waiters of other processes come first, as a server says.
+    Behind {
+        /// Their number.
+        ahead: usize,
     },
     /// The queue is full. Waiting for capacity in a queue is not supported.
     Full {
@@ -70,6 +75,20 @@ pub struct Terms {
     pub tag: u64,
     /// The share of its tenant there, if it is not the one that is kept.
     pub share: Option<Share>,
+    /// Who asks, where a server keeps the order of all processes. `None`: its line is not one of them.
+    pub waiter: Option<Asker>,
+}
+
+/// A waiter, as a server knows it.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asker {
+    /// Less is sooner.
+    pub priority: i32,
+    /// When it asked, by the clock of its process. No two waiters of a key in one process have both alike.
+    pub since: Tick,
+    /// How long ago that is.
+    pub waited: Tick,
 }
 
 impl Terms {
@@ -82,6 +101,7 @@ impl Terms {
         in_turn: false,
         tag: u64::MAX,
         share: None,
+        waiter: None,
     };
 
     /// The same for a caller that waits so long, with a requested grace.

@@ -20,7 +20,7 @@ pub(super) use queue::Wanted;
 pub use turns::Turn;
 pub(super) use turns::{LEAD, Notices, TurnLine};
 
-use super::{Claim, LineTurn, Outcome, Rank, Shown, Waiter};
+use super::{Asker, Claim, LineTurn, Outcome, Rank, Shown, Waiter};
 use crate::charges::is_joint;
 use crate::decision::LOOK_AGAIN;
 use crate::error::{Error, Result};
@@ -103,11 +103,20 @@ pub(super) struct KeyLine {
     shown: Cell<Shown>,
     /// Where it was among them at the last look, and since when so far from the turn.
     turn: Option<(LineTurn, Tick)>,
+    /// The waiter that a server has among those of all processes.
+    told: Option<Told>,
     /// [`Awaited::position`](crate::limiter::internal::Awaited::position) when it had the turn and its units were too far
     /// ahead; for which units.
     position: Option<(u64, Wanted)>,
     /// When it last found that others had taken places beyond, and for how many units of its waiters it may do so too.
     overtaken: (Tick, u64),
+}
+
+/// A waiter of this line that a server knows.
+#[derive(Debug)]
+struct Told {
+    key: Box<str>,
+    asker: Asker,
 }
 
 impl KeyLine {
@@ -180,6 +189,13 @@ impl KeyLine {
                 limiter.show_next(first, &self.shown);
                 // It may have the turn now.
                 (self.turn, self.ask_at) = (None, 0);
+            }
+        }
+        if let Some(Told { key, asker }) = &self.told {
+            let is_it = |(rank, waiting): (&Rank, &Waiting)| (rank.0, waiting.since) == (asker.priority, asker.since);
+            // (If the server cannot be asked now, it forgets it soon.)
+            if !self.waiters.first_key_value().is_some_and(is_it) && limiter.leave_line(key, *asker).is_ok() {
+                self.told = None;
             }
         }
         let now = self.waiters.len() + self.taken.len();

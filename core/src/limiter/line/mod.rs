@@ -19,7 +19,7 @@ mod seat;
 mod shown;
 
 pub(super) use asks::claim_by_calls;
-pub use asks::{Ahead, Claim, Terms};
+pub use asks::{Ahead, Asker, Claim, Terms};
 pub use event_loop::{Joined, Line, WaiterId};
 pub(super) use key::HORIZON;
 pub use key::Turn;

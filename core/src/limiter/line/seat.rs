@@ -175,7 +175,9 @@ impl Seat {
         let (place, started) = match reporting_errors(limiter, &self.key, self.weight, claim) {
             Ok(Claim::Started(permit)) => (State::Over, Some(permit)),
             Ok(Claim::Place { place, .. }) => (State::New(Some(place)), None),
-            Ok(Claim::Denied { .. } | Claim::Full { .. }) | Err(Error::WouldWait) => (State::New(None), None),
+            Ok(Claim::Denied { .. } | Claim::Behind { .. } | Claim::Full { .. }) | Err(Error::WouldWait) => {
+                (State::New(None), None)
+            }
             Err(error) => return Err(error),
         };
         self.place = place;

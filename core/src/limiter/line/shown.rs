@@ -109,6 +109,11 @@ pub struct Turn {
 }
 
 impl Turn {
+    /// Where a server says that a line is.
+    pub(super) fn behind(ahead: usize) -> Turn {
+        Turn { ahead, units: 0, idle: None, not_before: 0 }
+    }
+
     /// Returns whether this line may claim.
     pub fn is_ours(self) -> bool {
         self.ahead == 0

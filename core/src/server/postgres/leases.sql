@@ -13,15 +13,22 @@
 -- counted without being checked. Setting the clock back makes leases last longer. A denial reads both tables from one
 -- snapshot, and writes nothing.
 --
+-- Who waits. `waiters` has the first waiter of each line that asks here. `asked` is when it asked, by its own clock: that and the
+-- owner name it. `since` is the same by this clock. So the first of them is the first of all waiters, and only it starts.
+-- Its line shows it with each request, and takes it back when it leaves; without a request it is gone at `till`. This admits
+-- nothing, so it cannot exceed a limit, and a crash may lose it.
+--
 -- An owner is a process: a unique number, and the means by which other processes of its site can ask their kernel about
 -- it: the site (a machine, and the set of its processes that see each other; 0: unknown), its number there, and when it
 -- began. Below, OWNER denotes these four, and `turn` is any number; it selects the part of a long list that is
 -- examined.
 --
--- acquire weight lease OWNER turn     lease: ticks, or -1: without an end
+-- acquire weight lease OWNER turn order priority asked waited     lease: ticks, or -1: without an end. order: 0, it takes what
+--                                     is free; 1, it does not wait, and starts only if it comes before all who do; 2, it is
+--                                     a waiter with this priority, who asked at this time, and has waited so long
 -- start lease OWNER                   the same for one unit, whether there is capacity or not
---     -> {0, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; live and
---        gate are after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a
+--     -> {0, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; after a
+--        denial slot is the number of waiters that come first, and fence 1 if units are free for them; live and gate are after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a
 --        denial for lack of capacity, some other owners of the site that hold leases: number, process and when it began
 -- view weight OWNER turn              -> {0, now, live, gate, soonest, others…}; writes nothing
 -- complete slot fence OWNER ran       -> {0, now, was_held}; also for leases recorded by `start`; ran 0: for cancel, so the
@@ -32,6 +39,7 @@
 --                                        again 1: if leases may have been lost, it is held again, as long as no other
 --                                        start is admitted for that reason
 -- evict number                        -> {0, now, units}: ends all leases of an owner; units: those that are free at once
+-- leave number priority asked         -> {0, now}; a waiter stops waiting
 -- pause delay -> {0, now, gate}; clear -> {0, now}
 
 CREATE TABLE IF NOT EXISTS workglow_limit.holders (
@@ -74,6 +82,35 @@ DO $$ BEGIN
     IF to_regclass('workglow_limit.leases_ends') IS NULL THEN
         CREATE INDEX leases_ends ON workglow_limit.leases (id, ends);
     END IF;
+END $$;
+
+CREATE UNLOGGED TABLE IF NOT EXISTS workglow_limit.waiters (
+    limit_id bigint NOT NULL,
+    hash uuid NOT NULL,
+    owner bigint NOT NULL,
+    priority bigint NOT NULL,
+    asked bigint NOT NULL,
+    since bigint NOT NULL,
+    till bigint NOT NULL,
+    PRIMARY KEY (limit_id, hash, owner, priority, asked)
+) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
+
+-- How many waiters of a key come before a caller, whether it is known for long enough, and whether some are written.
+CREATE OR REPLACE FUNCTION workglow_limit.leases_line(
+    of_limit bigint, k uuid, now bigint, mine bigint, arguments bigint[],
+    OUT ahead bigint, OUT is_known boolean, OUT is_written boolean
+) LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    own record;
+BEGIN
+    SELECT since, till INTO own FROM workglow_limit.waiters w
+    WHERE arguments[1] = 2 AND w.limit_id = of_limit AND w.hash = k AND w.owner = mine AND w.priority = arguments[2] AND w.asked = arguments[3];
+    SELECT
+        count(*) FILTER (WHERE w.till > now AND (w.owner, w.asked, w.priority) <> (mine, arguments[3], arguments[2])
+            AND (w.priority, w.since) < (arguments[2], coalesce(own.since, now - arguments[4]))),
+        count(*) > 0
+    INTO ahead, is_written FROM workglow_limit.waiters w WHERE w.limit_id = of_limit AND w.hash = k;
+    is_known := coalesce(own.till - now >= 150000, false);
 END $$;
 
 -- The known facts about a key. Without an answer: `c` is its row, whose `live` excludes expired leases; `is_stale` says that
@@ -216,6 +253,7 @@ DECLARE
     o integer := CASE WHEN op = 'start' OR op = 'view' THEN 2 ELSE 3 END;
     fence bigint := a[2];
     is_held boolean;
+    line record;
     holds_again boolean := false;
     cools boolean;
     expiry bigint;
@@ -249,8 +287,19 @@ BEGIN
                 gate := greatest(gate, l.born + greatest(lease, 0) + cooldown);
             END IF;
             gate := greatest(gate, l.hold);
-            IF op = 'acquire' AND (gate > now OR c.live + weight > p[1]) THEN
-                answer := ARRAY[0, now, 0, 0, 0, 0, c.live, gate,
+            IF op = 'acquire' AND coalesce(a[8], 0) > 0 THEN
+                line := workglow_limit.leases_line(l.limit_id, k, now, a[o], a[8:11]);
+            ELSE
+                SELECT 0::bigint AS ahead, false AS is_known, false AS is_written INTO line;
+            END IF;
+            IF op = 'acquire' AND (gate > now OR c.live + weight > p[1] OR line.ahead > 0) THEN
+                -- (Only such rows are written here, so nothing waits for the disk.)
+                IF a[8] = 2 AND NOT line.is_known THEN
+                    INSERT INTO workglow_limit.waiters (limit_id, hash, owner, priority, asked, since, till)
+                    VALUES (l.limit_id, k, a[o], a[9], a[10], now - a[11], now + 300000)
+                    ON CONFLICT (limit_id, hash, owner, priority, asked) DO UPDATE SET till = now + 300000;
+                END IF;
+                answer := ARRAY[0, now, 0, line.ahead, CASE WHEN c.live + weight > p[1] THEN 0 ELSE 1 END, 0, c.live, gate,
                     workglow_limit.leases_free(l.soonest, c.id, now, c.live + weight - p[1], cooldown)];
                 IF c.live > 0 AND c.live + weight > p[1] THEN
                     answer := answer || workglow_limit.leases_others(c.id, now, a[o], a[o + 1], a[o + 4]);
@@ -276,6 +325,10 @@ BEGIN
                     RETURN ARRAY[0, now, 0, 0];
                 END IF;
             END IF;
+        ELSIF op = 'leave' THEN
+            DELETE FROM workglow_limit.waiters w
+            WHERE w.limit_id = l.limit_id AND w.hash = k AND w.owner = a[1] AND w.priority = a[2] AND w.asked = a[3];
+            RETURN ARRAY[0, now];
         ELSIF c.id IS NULL AND op <> 'pause' THEN
             RETURN CASE op WHEN 'clear' THEN ARRAY[0, now] ELSE ARRAY[0, now, 0] END;
         END IF;
@@ -318,6 +371,11 @@ BEGIN
         IF is_taking OR holds_again THEN
             IF is_taking THEN
                 fence := nextval('workglow_limit.ids');
+                IF line.is_written THEN
+                    DELETE FROM workglow_limit.waiters w
+                    WHERE w.limit_id = l.limit_id AND w.hash = k
+                        AND (w.till <= now OR a[8] = 2 AND w.owner = a[o] AND w.priority = a[9] AND w.asked = a[10]);
+                END IF;
             END IF;
             c.live := c.live + weight;
             INSERT INTO workglow_limit.leases (id, fence, weight, owner, site, process, began, ends)

@@ -28,13 +28,20 @@
 -- `max` units, except for recorded starts, which are counted without being checked. Setting the clock back makes leases
 -- last longer.
 --
+-- Who waits. The field `w:HASH` of the limit has the first waiter of each line that asks here: OWNER'S-NUMBER PRIORITY ASKED
+-- SINCE TILL, five numbers each. ASKED is when it asked, by its own clock: that and the owner name it. SINCE is the same by
+-- this clock. So the first of them is the first of all waiters, and only it starts. Its line shows it with each request, and
+-- takes it back when it leaves; without a request it is gone at TILL. This admits nothing, so it cannot exceed a limit.
+--
 -- Below, OWNER denotes the owner's four numbers, and `turn` is any number; it selects the part of a long list that is
 -- examined.
 --
--- acquire weight lease OWNER turn     lease: ticks, or -1: without an end
+-- acquire weight lease OWNER turn order priority asked waited     lease: ticks, or -1: without an end. order: 0, it takes what
+--                                     is free; 1, it does not wait, and starts only if it comes before all who do; 2, it is
+--                                     a waiter with this priority, who asked at this time, and has waited so long
 -- start lease OWNER                   the same for one unit, whether there is capacity or not
---     -> {clock, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; live and
---        gate are after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a
+--     -> {clock, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; after a
+--        denial slot is the number of waiters that come first, and fence 1 if units are free for them; live and gate are after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a
 --        denial for lack of capacity, some other owners of the site that hold leases: number, process and when it began
 -- view weight OWNER turn              -> {clock, now, live, gate, soonest, others…}; writes nothing
 -- complete slot fence OWNER ran       -> {clock, now, was_held}; also for leases recorded by `start`; ran 0: for cancel, so the
@@ -45,15 +52,18 @@
 --                                        again 1: if leases may have been lost, it is held again, as long as no other
 --                                        start is admitted for that reason
 -- evict number                        -> {clock, now, units}: ends all leases of an owner; units: those that are free at once
+-- leave number priority asked         -> {clock, now}; a waiter stops waiting
 -- pause delay -> {clock, now, gate}; clear -> {0, now}
 --
 -- Commands: HMGET, TIME, ZRANGEBYSCORE. In addition, an admission needs HINCRBY and ZADD (sometimes PEXPIRE and `list`, and
--- ZREMRANGEBYSCORE if leases have expired), and a denial two ZRANGEBYSCORE. An end: HMGET, TIME, ZREM, ZINCRBY (for the
+-- ZREMRANGEBYSCORE if leases have expired), and a denial two ZRANGEBYSCORE, and of a waiter HSET every 150 ms. An end: HMGET, TIME, ZREM, ZINCRBY (for the
 -- last lease, one DEL and ZREM; with a cooldown, ZRANGEBYSCORE and ZADD). All O(log n), except `evict`: O(n).
 
 local NEVER = 9007199254740991
 -- How many leases a denial examines, and how many owners it returns at most.
 local LOOKS, MOST_OWNERS = 32, 8
+-- For how long a waiter is known without another request, and how many are.
+local WAITS, MOST_WAITERS = 300000, 64
 
 -- Any number of leases may begin in any time.
 born = max(born, lost_by)
@@ -156,15 +166,78 @@ local function with_others(answer, at)
     return answer
 end
 
+-- The waiters that are known, and whether any were written.
+local function waiters()
+    local known, text = {}, call("HGET", limit_key, "w:" .. hash) or ""
+    for owner, priority, asked, since, till in string.gmatch(text, "(%d+) (%-?%d+) (%d+) (%d+) (%d+)") do
+        local waiter = { owner, tonumber(priority), asked, tonumber(since), tonumber(till) }
+        if waiter[5] > now then known[#known + 1] = waiter end
+    end
+    return known, text ~= ""
+end
+
+local function comes_before(a, b)
+    if a[2] ~= b[2] then return a[2] < b[2] end
+    return a[4] < b[4]
+end
+
+local function write_waiters(known)
+    local texts = {}
+    for i, waiter in ipairs(known) do texts[i] = format("%s %d %s %d %d", unpack(waiter)) end
+    if #texts > 0 then
+        call("HSET", limit_key, "w:" .. hash, table.concat(texts, " "))
+    else
+        call("HDEL", limit_key, "w:" .. hash)
+    end
+end
+
+-- The waiter that an owner has shown, and its number among those that are known.
+local function find_waiter(known, owner, priority, asked)
+    for i, waiter in ipairs(known) do
+        if waiter[1] == owner and waiter[2] == priority and waiter[3] == asked then return waiter, i end
+    end
+end
+
+-- Returns how many waiters come before this caller, and what notes whether it has started.
+local function stand_in_line(at)
+    local order, priority, asked, waited = unpack(arguments, at, at + 3)
+    if not order or order == 0 then return 0, function() end end
+    local known, is_written = waiters()
+    local owner = format("%d", arguments[at - 5])
+    local own, i = { owner, priority, format("%d", asked), now - waited, 0 }, nil
+    if order == 2 then
+        local shown, number = find_waiter(known, owner, priority, own[3])
+        own, i = shown or own, number
+    end
+    local ahead = 0
+    for _, waiter in ipairs(known) do
+        if waiter ~= own and comes_before(waiter, own) then ahead = ahead + 1 end
+    end
+    return ahead, function(has_started)
+        if has_started then
+            if i then table.remove(known, i) end
+            if i or is_written and #known == 0 then write_waiters(known) end
+        elseif order == 2 and own[5] - now < WAITS / 2 and (i or #known < MOST_WAITERS) then
+            own[5] = now + WAITS
+            if not i then known[#known + 1] = own end
+            write_waiters(known)
+        end
+    end
+end
+
 local function take(weight, lease, at, is_asked)
     load()
     -- Leases that may have been lost have expired by then.
     if born > 0 then gate = max(gate, born + max(lease, 0) + cooldown) end
     gate = max(gate, hold)
-    if is_asked and (gate > now or live + weight > most) then
-        local answer = { clock, now, 0, 0, 0, 0, live, gate, soonest(weight) }
+    local ahead, note_start = 0, function() end
+    if is_asked then ahead, note_start = stand_in_line(at + 5) end
+    if is_asked and (gate > now or live + weight > most or ahead > 0) then
+        note_start(false)
+        local answer = { clock, now, 0, ahead, live + weight > most and 0 or 1, 0, live, gate, soonest(weight) }
         return live + weight > most and with_others(answer, at) or answer
     end
+    note_start(true)
     local fence, expiry = call("HINCRBY", limit_key, "ids", 1), ends(lease)
     live = live + weight
     save(expiry, expiry, name_of(weight, fence, at))
@@ -237,6 +310,14 @@ elseif op == "evict" then
     end
     if units > 0 then give_back(units) end
     return { clock, now, units }
+elseif op == "leave" then
+    local known = waiters()
+    local _, i = find_waiter(known, format("%d", arguments[1]), arguments[2], format("%d", arguments[3]))
+    if i then
+        table.remove(known, i)
+        write_waiters(known)
+    end
+    return { clock, now }
 elseif op == "pause" then
     load()
     key_gate = max(key_gate, now + arguments[1])

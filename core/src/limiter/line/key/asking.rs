@@ -2,11 +2,11 @@
 
 use super::pausing::{ASKS_APART, LOOK_SOONER};
 use super::queue::Wanted;
-use super::{KeyLine, Out, Pass};
+use super::{KeyLine, Out, Pass, Told};
 use crate::algorithm::heads;
 use crate::decision::LOOK_AGAIN;
 use crate::error::{Error, Result};
-use crate::limiter::line::{Claim, First, LineTurn, Rank, Terms};
+use crate::limiter::line::{Asker, Claim, First, LineTurn, Rank, Terms};
 use crate::policy::MAX_DEFAULT_GRACE;
 use crate::time::{Tick, from_ticks, patience_ticks};
 use std::time::Duration;
@@ -72,6 +72,7 @@ impl KeyLine {
             let first = &self.waiters[&rank];
             let (wanted, deadline, share) = (first.wanted.clone(), first.deadline, first.share);
             let in_turn = first.is_hurried() && !is_shared;
+            let asker = Asker { priority: rank.0, since: first.since, waited: now.saturating_sub(first.since) };
             let left = deadline.saturating_sub(now);
             let horizon = self.horizon(window, now.saturating_sub(first.since));
             let most = if self.has_any_distance(is_shared) || is_bounded { left } else { left.min(horizon) };
@@ -84,11 +85,16 @@ impl KeyLine {
                 as_place,
                 in_turn,
                 share,
+                waiter: (!is_shared).then_some(asker),
                 ..Terms::NOW
             };
             match self.claim(pass, (rank, &wanted), terms, asked.take()) {
                 Ok(Claim::Started(permit)) => {
                     self.looks = 0;
+                    // The server knows that.
+                    if self.told.take().is_some() {
+                        self.turn = None;
+                    }
                     self.admit(pass, &wanted, permit, out);
                 }
                 Ok(Claim::Place { place, after }) => {
@@ -107,6 +113,17 @@ impl KeyLine {
                     }
                     self.ask_at = now.saturating_add(self.pause(pass, after_ticks, is_certain, horizon));
                     self.ask_returned_at = now + pass.among_keys(ASKS_APART);
+                    return;
+                }
+                Ok(Claim::Behind { ahead }) => {
+                    self.told = Some(Told { key: wanted.key(pass.key).into(), asker });
+                    if deadline <= now {
+                        self.send_away(pass, rank, LOOK_AGAIN, out);
+                        continue;
+                    }
+                    let since = self.turn.filter(|(turn, _)| turn.ahead == ahead).map_or(now, |(_, since)| since);
+                    self.turn = Some((LineTurn::behind(ahead), since));
+                    self.ask_at = now.saturating_add(self.pause(pass, 0, false, horizon));
                     return;
                 }
                 Ok(Claim::Full { after }) => self.send_away(pass, rank, after, out),

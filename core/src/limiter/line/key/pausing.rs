@@ -17,6 +17,9 @@ pub(super) const ASKS_APART: Tick = 16_000;
 /// The longest interval at which an event loop looks whether it has the turn, in ticks.
 const LEAST_OFTEN: Tick = 16_000;
 
+/// How often that is doubled where a server has to be asked, for who is further behind.
+const MOST_DOUBLINGS: usize = 2;
+
 impl KeyLine {
     /// Returns how long not to ask after a denial.
     pub(super) fn pause(&mut self, pass: &Pass, after: Tick, is_certain: bool, horizon: Tick) -> Tick {
@@ -30,13 +33,14 @@ impl KeyLine {
             }
             // (Tenants pass the turn with each start.)
             let is_for_long = has_places && (!is_shared || turn.not_before() > 0);
-            if pass.has_bell || is_for_long || turn.idle().is_some() {
+            let is_called = pass.has_bell && pass.limiter.crew().is_none();
+            if is_called || is_for_long || turn.idle().is_some() {
                 return pass.among_keys(turn.look_in());
             }
-            // Nobody calls an event loop. The first two look often, for they are next: a sixteenth of the time that it has
+            // Nobody calls an event loop, or what waits for a server. The first two look often, for they are next: a sixteenth of the time that it has
             // taken so far. (Of tenants' lines, only the first here gets so far.)
             let most = if turn.ahead > 1 && !is_shared {
-                LEAST_OFTEN
+                LEAST_OFTEN << pass.limiter.crew().map_or(0, |_| (turn.ahead - 1).min(MOST_DOUBLINGS))
             } else {
                 ((pass.now() - since) / 16).clamp(500, LEAST_OFTEN)
             };

@@ -441,6 +441,7 @@ impl TurnLine {
                 in_turn: true,
                 tag: heads::tag(first.priority, first.since),
                 share,
+                waiter: None,
             };
             match self.line.ask_alone(pass, |limiter| limiter.claim(key, weight, terms))? {
                 Claim::Place { place, after } => {
@@ -453,6 +454,7 @@ impl TurnLine {
                 // (It asked for a place.)
                 Claim::Started(permit) => pass.limiter.cancel(&permit)?,
                 Claim::Denied { after: wait, is_certain: certain } => (after, is_certain) = (wait, certain),
+                Claim::Behind { .. } => {}
                 Claim::Full { after: wait } => after = wait,
             }
         } else if is_ours && seen.admitted && seen.remaining.saturating_sub(self.on_the_way(asked)) >= weight {

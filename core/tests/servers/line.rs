@@ -1,0 +1,178 @@
+//! Who waits for slots on a server is in one line, from whatever process. Each store here represents one.
+#![cfg(any(feature = "redis", feature = "postgres"))]
+
+use crate::common::server::Server;
+use std::sync::Arc;
+use std::time::Duration;
+use workglow_limit::embed::{Joined, Line, Outcome, Waiter};
+use workglow_limit::*;
+
+const MOMENT: Duration = Duration::from_millis(1);
+
+/// So long a waiter is known that does not ask.
+const KNOWN: Duration = Duration::from_millis(300);
+
+/// Three processes that wait for one key of a limit.
+struct Fleet {
+    clock: ManualClock,
+    limiters: [Arc<dyn Limiter>; 3],
+    lines: [Line; 3],
+    /// The starts that have not ended, and whose they are.
+    held: Vec<(usize, RawPermit)>,
+}
+
+impl Fleet {
+    fn new(server: &Server, policy: &str) -> Fleet {
+        let clock = ManualClock::new();
+        let limiters = std::array::from_fn(|_| {
+            let mut options = StoreOptions::default();
+            (options.clock, options.timeout) = (Some(clock.clone()), Duration::from_secs(60));
+            let limiter = Store::with_options(&server.direct_url(), options).unwrap().limiter("jobs", policy).unwrap();
+            // (Their clocks begin when they are opened.)
+            limiter.open().unwrap();
+            limiter
+        });
+        let lines = std::array::from_fn(|i| Line::new(Arc::<dyn Limiter>::clone(&limiters[i])));
+        Fleet { clock, limiters, lines, held: Vec::new() }
+    }
+
+    fn take(&mut self, process: usize, weight: u64) -> bool {
+        match self.limiters[process].attempt("key", weight).unwrap() {
+            Attempt::Admitted(permit) => self.held.push((process, permit)),
+            Attempt::Denied(after) => {
+                assert!(!after.is_zero());
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Adds a waiter, a moment after the last one.
+    fn join(&mut self, process: usize, waiter: Waiter<'_>) -> u64 {
+        self.clock.advance(MOMENT);
+        match self.lines[process].join(waiter).unwrap() {
+            Joined::Waiting(id) => id,
+            Joined::Done(outcome) => panic!("{outcome:?}"),
+        }
+    }
+
+    /// The processes ask in this order. Returns who has started.
+    fn ask(&mut self, order: &[usize]) -> Vec<(usize, u64)> {
+        let (mut over, mut started) = (Vec::new(), Vec::new());
+        for &process in order {
+            self.lines[process].wake(None);
+            self.lines[process].advance(&mut over);
+            for (id, outcome) in over.drain(..) {
+                match outcome {
+                    Outcome::Admitted(permit) => self.held.push((process, permit)),
+                    Outcome::Expired(_) => continue,
+                    outcome => panic!("{outcome:?}"),
+                }
+                started.push((process, id));
+            }
+        }
+        started
+    }
+
+    fn end(&mut self) {
+        let (process, permit) = self.held.remove(0);
+        self.limiters[process].complete(&permit).unwrap();
+    }
+}
+
+fn waiter() -> Waiter<'static> {
+    Waiter::new("key", 1)
+}
+
+#[test]
+fn waiters_of_all_processes_start_in_the_order_in_which_they_asked() {
+    for server in Server::each("line-order") {
+        let mut fleet = Fleet::new(&server, "1 concurrent");
+        assert!(fleet.take(0, 1));
+        let mut asked = Vec::new();
+        for process in [1, 0, 0, 2, 1] {
+            let id = fleet.join(process, waiter());
+            asked.push((process, id));
+            // Each shows its first waiter when it asks.
+            assert_eq!(fleet.ask(&[0, 1, 2]), []);
+        }
+        let mut started = Vec::new();
+        for order in [[0, 2, 1], [2, 1, 0], [1, 2, 0], [0, 1, 2], [2, 0, 1]] {
+            fleet.end();
+            // Whoever is not first is denied, though the unit is free; and so is a call that does not wait.
+            if started.is_empty() {
+                assert_eq!(fleet.ask(&[0, 2, 0]), []);
+                assert!(!fleet.take(2, 1));
+            }
+            started.extend(fleet.ask(&order));
+            started.extend(fleet.ask(&order));
+        }
+        assert_eq!(started, asked);
+        fleet.end();
+        assert!(fleet.take(2, 1), "nobody waits any more");
+    }
+}
+
+#[test]
+fn the_most_urgent_waiter_of_all_processes_starts_first_and_a_heavy_one_is_not_passed() {
+    for server in Server::each("line-priority") {
+        let mut fleet = Fleet::new(&server, "2 concurrent");
+        assert!(fleet.take(0, 1) && fleet.take(0, 1));
+        let usual = fleet.join(0, waiter());
+        let heavy = fleet.join(1, Waiter::new("key", 2).priority(-1));
+        let urgent = fleet.join(2, waiter().priority(-5));
+        assert_eq!(fleet.ask(&[0, 1, 2]), []);
+        fleet.end();
+        assert_eq!(fleet.ask(&[0, 1, 2]), [(2, urgent)]);
+        fleet.end();
+        assert_eq!(fleet.ask(&[0, 1, 2]), [], "a unit is free, and the first one needs two");
+        fleet.end();
+        assert_eq!(fleet.ask(&[0, 1, 2]), [(1, heavy)]);
+        fleet.end();
+        assert_eq!(fleet.ask(&[0, 1, 2]), [(0, usual)]);
+    }
+}
+
+/// Whoever stops waiting holds up nobody, and whoever does not ask any more does so for a moment.
+#[test]
+fn a_waiter_that_leaves_or_stands_still_is_not_waited_for() {
+    for server in Server::each("line-leaves") {
+        let mut fleet = Fleet::new(&server, "1 concurrent");
+        assert!(fleet.take(0, 1));
+        let leaves = fleet.join(0, waiter());
+        let late = fleet.join(1, waiter().timeout(Some(10 * MOMENT)));
+        let still = fleet.join(1, waiter());
+        let last = fleet.join(2, waiter());
+        assert_eq!(fleet.ask(&[0, 1, 2]), []);
+        fleet.lines[0].leave(leaves);
+        fleet.clock.advance(10 * MOMENT);
+        assert_eq!(fleet.ask(&[0, 1, 2]), [], "{late} is sent away");
+        fleet.end();
+        assert_eq!(fleet.ask(&[2]), [], "the second process has asked before");
+        fleet.clock.advance(KNOWN);
+        assert_eq!(fleet.ask(&[2]), [(2, last)]);
+        fleet.end();
+        assert_eq!(fleet.ask(&[1]), [(1, still)]);
+    }
+}
+
+/// What a composite takes when its waiter is next is in no line: nobody could tell it when it is first.
+#[test]
+fn a_composite_takes_what_is_free_and_other_keys_have_lines_of_their_own() {
+    for server in Server::each("line-composite") {
+        let mut fleet = Fleet::new(&server, "1 concurrent");
+        assert!(fleet.take(0, 1));
+        fleet.join(0, waiter());
+        assert_eq!(fleet.ask(&[0]), []);
+        assert!(matches!(fleet.limiters[1].attempt("other", 1).unwrap(), Attempt::Admitted(_)));
+        let both: Arc<dyn Limiter> = Arc::new(CompositeLimiter::new([Arc::<dyn Limiter>::clone(&fleet.limiters[1])]));
+        let mut line = Line::new(both);
+        assert!(matches!(line.join(waiter()).unwrap(), Joined::Waiting(_)));
+        fleet.end();
+        let mut over = Vec::new();
+        line.wake(None);
+        line.advance(&mut over);
+        assert!(matches!(over[..], [(_, Outcome::Admitted(_))]), "{over:?}");
+        assert_eq!(fleet.ask(&[0]), []);
+    }
+}
