@@ -20,7 +20,7 @@ pub(super) use queue::Wanted;
 pub use turns::Turn;
 pub(super) use turns::{LEAD, Notices, TurnLine};
 
-use super::{Asker, Claim, LineTurn, Outcome, Rank, Shown, Waiter};
+use super::{Asker, Claim, LineTurn, Outcome, Rank, Shown, Waiter, slice};
 use crate::charges::is_joint;
 use crate::decision::LOOK_AGAIN;
 use crate::error::{Error, Result};
@@ -191,17 +191,25 @@ impl KeyLine {
                 (self.turn, self.ask_at) = (None, 0);
             }
         }
-        if let Some(Told { key, asker }) = &self.told {
-            let is_it = |(rank, waiting): (&Rank, &Waiting)| (rank.0, waiting.since) == (asker.priority, asker.since);
-            // (If the server cannot be asked now, it forgets it soon.)
-            if !self.waiters.first_key_value().is_some_and(is_it) && limiter.leave_line(key, *asker).is_ok() {
-                self.told = None;
-            }
-        }
+        self.leave_server(limiter);
         let now = self.waiters.len() + self.taken.len();
         if now != self.counted {
             limiter.waits_more(now as i64 - self.counted as i64);
             self.counted = now;
+        }
+    }
+
+    /// Tells the server that its waiter is no longer the first, once there is a pass that may wait for it. If it does not
+    /// answer soon, it forgets the waiter by itself.
+    fn leave_server(&mut self, limiter: &dyn Limiter) {
+        let Some(Told { asker, .. }) = &self.told else { return };
+        let is_it = |(rank, waiting): (&Rank, &Waiting)| (rank.0, waiting.since) == (asker.priority, asker.since);
+        if self.waiters.first_key_value().is_some_and(is_it) || MayWait::here() != MayWait::UntilTimeout {
+            return;
+        }
+        if let Some(Told { key, asker }) = self.told.take() {
+            let most = slice(limiter);
+            let _ = MayWait::in_slices(Instant::now(), most, most, || limiter.leave_line(&key, asker));
         }
     }
 
