@@ -28,6 +28,17 @@ impl Holds {
         Holds { policy, all: Vec::new() }
     }
 
+    /// Its words, from which it can be made again.
+    pub fn words(&self) -> impl Iterator<Item = u64> {
+        self.all.iter().flat_map(|hold| [hold.id, hold.units, hold.until, hold.has_ended.into()])
+    }
+
+    pub fn from_words(policy: Policy, words: &[u64]) -> Option<Holds> {
+        let hold = |&[id, units, until, has_ended]: &[u64; 4]| Hold { id, units, until, has_ended: has_ended != 0 };
+        let (all, rest) = words.as_chunks();
+        rest.is_empty().then(|| Holds { policy, all: all.iter().map(hold).collect() })
+    }
+
     /// From when on the units of a start are free, if it does not end before its deadline.
     fn free_at(&self, hold: &Hold) -> Tick {
         if hold.has_ended { hold.until } else { hold.until.saturating_add(self.policy.cooldown()) }
@@ -87,6 +98,19 @@ impl Holds {
         }
         self.all.retain(|hold| hold.units > 0);
         self.forget(now);
+    }
+
+    /// Adds a start that was recorded then, unless it is there.
+    pub fn restore(&mut self, id: u64, units: u64, stamp: Tick) {
+        let Shape::Concurrency { lease, .. } = self.policy.0 else { return };
+        if self.all.iter().all(|hold| hold.id != id) {
+            self.all.push(Hold { id, units, until: stamp.saturating_add(lease), has_ended: false });
+        }
+    }
+
+    /// Until when at the latest units are held.
+    pub fn matter_until(&self) -> Tick {
+        self.all.iter().map(|hold| self.free_at(hold)).max().unwrap_or(0)
     }
 
     fn forget(&mut self, now: Now) {

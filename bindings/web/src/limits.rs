@@ -3,12 +3,16 @@
 use crate::Moment;
 use crate::algorithm::time::{EPOCH_LEAD, MAX_TIME, Now, Tick};
 use crate::error::{Error, Result};
-use crate::part::{End, Held, Part, Seen};
+use crate::part::{End, Held, Key, Part, Seen, State};
 use crate::policy::{self, Policy, check_key, is_composite, part_names};
 use std::collections::BTreeMap;
 
 /// The most parts of a limit.
 pub const MAX_PARTS: usize = 16;
+
+/// Of the words of keys, which other versions of this package may read: to be raised whenever they mean something else. State of
+/// another layout counts as used.
+const LAYOUT: u64 = 1;
 
 /// The limits of one store.
 pub struct Limits {
@@ -134,7 +138,7 @@ impl Limits {
                 None => part.overriding = Some(new),
                 Some(key) => drop(part.plans.insert(key.into(), new)),
             }
-            part.follow(number, at)?;
+            part.follow_some(key, number, at)?;
         }
         Ok(())
     }
@@ -147,7 +151,7 @@ impl Limits {
                 None => part.overriding = None,
                 Some(key) => drop(part.plans.remove(key)),
             }
-            part.follow(number, at)?;
+            part.follow_some(key, number, at)?;
         }
         Ok(())
     }
@@ -221,6 +225,80 @@ impl Limits {
         }
         let parts = self.all.get_mut(limit).into_iter().flatten();
         parts.zip(held).try_for_each(|(part, held)| part.end(key, *held, weight, end, number, at))
+    }
+
+    /// Makes the number of the next start greater than this one, and returns the last one.
+    pub fn number_from(&mut self, least: u64) -> u64 {
+        self.number = self.number.max(least);
+        self.number
+    }
+
+    /// Returns the state of a key as words, and until when it matters; with the key "", also the gates of all keys. Empty: there is
+    /// nothing to keep.
+    pub fn save(&self, limit: usize, key: &str, at: Moment) -> (Vec<u64>, Tick) {
+        let parts = self.parts(limit);
+        let gate = |part: &Part| if key.is_empty() { part.gate } else { 0 };
+        let until = |part: &Part| gate(part).max(part.keys.get(key).map_or(0, |key| key.matters_until(at)));
+        let until = parts.iter().map(until).max().unwrap_or(0);
+        if until <= at.now.floor {
+            return (Vec::new(), 0);
+        }
+        let mut words = vec![LAYOUT];
+        for part in parts {
+            let saved = part.keys.get(key).map_or(Vec::new(), Key::to_words);
+            words.extend([gate(part), saved.len() as u64]);
+            words.extend(saved);
+        }
+        (words, until)
+    }
+
+    /// Restores a key from these words. If it has another policy now, that has held since `by`. `None`: they are no state of it.
+    pub fn load(&mut self, limit: usize, key: &str, words: &[u64], by: Moment) -> Option<()> {
+        let (&LAYOUT, mut rest) = words.split_first()? else { return None };
+        let number = self.next();
+        for part in self.all.get_mut(limit)? {
+            let (&[gate, length], words) = rest.split_first_chunk()?;
+            let (saved, others) = words.split_at_checked(length as usize)?;
+            if !saved.is_empty() {
+                let found = Key::from_words(saved).filter(|found| found.kind() == part.declared.kind())?;
+                part.add(key, found, by);
+                part.follow_key(key, number, by).ok()?;
+            }
+            (part.gate, rest) = (part.gate.max(gate), others);
+        }
+        rest.is_empty().then_some(())
+    }
+
+    /// The state of a key is lost: whatever it was, it counts as used from now on.
+    pub fn lose(&mut self, limit: usize, key: &str, at: Moment) {
+        let number = self.next();
+        for part in self.all.get_mut(limit).into_iter().flatten() {
+            let policy = part.policy_of(key);
+            let until = at.now.ceil + policy.longest().max(policy.cooldown());
+            part.keys.remove(key);
+            let lost = part.key(key, number, at);
+            lost.gate = until;
+            if key.is_empty() {
+                // There may have been a gate of all keys.
+                part.gate = part.gate.max(until);
+            }
+        }
+    }
+
+    /// Adds a start to a key whose state was lost.
+    pub fn hold(&mut self, limit: usize, key: &str, weight: u64, held: &[Held]) {
+        for (part, held) in self.all.get_mut(limit).into_iter().flatten().zip(held) {
+            if let Some(State::Holds(holds)) = part.keys.get_mut(key).map(|key| &mut key.state) {
+                holds.restore(held.ticket, weight, held.stamp);
+            }
+        }
+    }
+
+    /// Returns the policies above the declared ones as a text: of the limit, or of a key. Empty: there are none.
+    pub fn overriding(&self, limit: usize, key: Option<&str>) -> String {
+        let of = |part: &Part| key.map_or(part.overriding, |key| part.plans.get(key).copied());
+        let texts: Vec<String> = self.parts(limit).iter().filter_map(of).map(|policy| policy.to_string()).collect();
+        texts.join(" + ")
     }
 
     /// Lets nobody start for this long: of a key, or of all keys if it is empty.

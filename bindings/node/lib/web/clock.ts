@@ -49,6 +49,62 @@ export function after(ms: number, call: () => void): () => void {
   return () => clearTimeout(timer);
 }
 
+/** The store's time, as a program has heard it of leaders: it was heard late, so it is late, and how long ago is rounded down. */
+export class HeardTime {
+  readonly #clock: Clock;
+  #last: { readonly us: number; readonly at: number } | null = null;
+
+  constructor(clock: Clock) {
+    this.#clock = clock;
+  }
+
+  /** Keeps the latest time. */
+  hear(us: number): void {
+    if (us > (this.now() ?? -1)) this.#last = { us, at: this.#clock.now()[1] };
+  }
+
+  now(): number | null {
+    return this.#last && this.#last.us + Math.max(0, this.#clock.now()[0] - this.#last.at);
+  }
+}
+
+/** The clock of a leader: shows the store's time, and calls what is due when somebody asks, too, as its own timers may be slow. */
+export class LeaderClock implements Clock {
+  readonly unixUs: number;
+  readonly #clock: Clock;
+  readonly #ahead: number;
+  readonly #timers = new Set<{ readonly at: number; readonly call: () => void }>();
+
+  /** Shows at least `time` from now on: no later than it is, because the clock's later reading counts. */
+  constructor(clock: Clock, time: number, unixUs: number) {
+    this.#clock = clock;
+    this.#ahead = time - clock.now()[1];
+    this.unixUs = unixUs;
+  }
+
+  now(): Time {
+    const [from, to] = this.#clock.now();
+    return [Math.max(0, from + this.#ahead), Math.max(0, to + this.#ahead)];
+  }
+
+  after(ms: number, call: () => void): () => void {
+    const timer = { at: this.now()[0] + ms * 1e3, call };
+    const stop = this.#clock.after(ms, () => void (this.#timers.delete(timer) && call()));
+    this.#timers.add(timer);
+    return () => {
+      this.#timers.delete(timer);
+      stop();
+    };
+  }
+
+  /** Calls what is due. Returns after how many ms there will be more. */
+  run(): number {
+    const now = this.now()[0];
+    for (const timer of [...this.#timers]) if (timer.at <= now && this.#timers.delete(timer)) timer.call();
+    return Math.min(...[...this.#timers].map(({ at }) => (at - now) / 1e3));
+  }
+}
+
 /** A clock for tests. It stands still until it is advanced, which wakes the waiters that use it. */
 export class ManualClock implements Clock {
   /** @internal It shows the time since 1970. */

@@ -23,7 +23,7 @@ export type Call =
   | { readonly op: "decide" | "peek"; readonly name: string; readonly key: string; readonly weight: number }
   | Wait
   | { readonly op: "leave"; readonly waiter: number }
-  | { readonly op: "end"; readonly start: Start; readonly how: How; readonly actual: number }
+  | { readonly op: "end"; readonly start: Start; readonly how: How; readonly actual: number; readonly hold?: number }
   | { readonly op: "pause"; readonly name: string; readonly key: string; readonly ms: number }
   | { readonly op: "clear"; readonly name: string; readonly key: string }
   | { readonly op: "override"; readonly name: string; readonly policy: string; readonly key: string | undefined };
@@ -74,9 +74,21 @@ export class Decider {
   }
 
   /** Answers a call. */
-  async call(call: Call): Promise<Answer> {
-    if (this.#closed !== undefined) throw this.#closed;
-    return call.op === "wait" ? this.#wait(call) : this.#do(call);
+  call(call: Call): Promise<Answer> {
+    return new Promise((answer, refuse) => this.ask(call, answer, refuse));
+  }
+
+  /** Answers a call: at once, unless it waits, and in the turn in which it is decided. */
+  ask(call: Call, answer: (answer: Answer) => void, refuse: (error: unknown) => void): void {
+    let decided: Answer;
+    try {
+      if (this.#closed !== undefined) throw this.#closed;
+      if (call.op === "wait") return this.#wait(call, answer, refuse);
+      decided = this.#do(call);
+    } catch (error) {
+      return refuse(error);
+    }
+    answer(decided);
   }
 
   #do(call: Exclude<Call, Wait>): Answer {
@@ -133,20 +145,18 @@ export class Decider {
     return this.#limits.get(name)?.number ?? this.#engine.limit(name, "", this.#clock.now());
   }
 
-  #wait(call: Wait): Promise<Decided> {
+  #wait(call: Wait, answer: (answer: Decided) => void, refuse: (error: unknown) => void): void {
     const { patience } = call;
     let line = this.#line(call);
     const seen = this.#look(call);
     // The time is known, unless somebody waits or holds units: then this waits in vain.
     if (line === undefined && patience !== null && seen.retryAfter > patience && !seen.holds) {
-      return Promise.reject(timeoutOf(call, seen));
+      throw timeoutOf(call, seen);
     }
     line ??= this.#newLine(call);
-    return new Promise((answer, refuse) => {
-      const waiter = { call, line, answer, refuse, hasLeft: false };
-      this.#waiters.set(call.waiter, waiter);
-      line.join(waiter);
-    });
+    const waiter = { call, line, answer, refuse, hasLeft: false };
+    this.#waiters.set(call.waiter, waiter);
+    line.join(waiter);
   }
 
   #newLine({ name, key }: Wait): Line {

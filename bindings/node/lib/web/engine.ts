@@ -18,6 +18,11 @@ interface Exports {
   wgl_clear(store: number, limit: number, key: number): number;
   wgl_override(store: number, name: number, policy: number, key: number, hasKey: number, from: number, to: number): number;
   wgl_unit(store: number, name: number): number;
+  wgl_number(store: number, least: number): number;
+  wgl_save(store: number, limit: number, key: number, from: number, to: number): number;
+  wgl_load(store: number, limit: number, key: number, by: number, from: number, to: number): number;
+  wgl_hold(store: number, limit: number, key: number, weight: number): void;
+  wgl_overriding(store: number, limit: number, key: number, hasKey: number): void;
   wgl_part(store: number, limit: number, part: number): void;
 }
 
@@ -73,8 +78,8 @@ export class Engine {
   }
 
   /** Passes the texts of a call, and returns their lengths. */
-  #pass(...texts: string[]): number[] {
-    const all = texts.map((text) => encoder.encode(text));
+  #pass(...texts: (string | Uint8Array)[]): number[] {
+    const all = texts.map((text) => (typeof text === "string" ? encoder.encode(text) : text));
     let at = this.#exports.wgl_text(
       this.#store,
       all.reduce((sum, { length }) => sum + length, 0),
@@ -89,9 +94,13 @@ export class Engine {
 
   /** The text of an answer. */
   #text(): string {
+    return decoder.decode(this.#bytes());
+  }
+
+  #bytes(): Uint8Array {
     const length = this.#exports.wgl_text_length(this.#store);
     const at = this.#exports.wgl_text(this.#store, length);
-    return decoder.decode(new Uint8Array(this.#exports.memory.buffer, at, length));
+    return new Uint8Array(this.#exports.memory.buffer, at, length);
   }
 
   /** A view of the numbers. The next call may make the memory larger, which takes it away. */
@@ -174,6 +183,39 @@ export class Engine {
     const [nameLength, policyLength, keyLength] = this.#pass(name, policy, key ?? "");
     const hasKey = Number(key !== undefined);
     this.#checked(this.#exports.wgl_override(this.#store, nameLength!, policyLength!, keyLength!, hasKey, ...time));
+  }
+
+  /** Makes the number of the next start greater than this one, and returns the last one. */
+  number(least = 0): number {
+    return this.#exports.wgl_number(this.#store, least);
+  }
+
+  /** Returns the state of a key, and until when it matters, in µs; `null` if there is nothing to keep. With "": also of all keys. */
+  save(limit: number, key: string, time: Time): { readonly words: Uint8Array; readonly until: number } | null {
+    const [length] = this.#pass(key);
+    const until = this.#exports.wgl_save(this.#store, limit, length!, ...time);
+    const words = this.#bytes().slice();
+    return words.length > 0 ? { words, until } : null;
+  }
+
+  /** Restores a key. `by`: when its policy changed, if it has, in µs. Returns whether this is no state of it: then it counts as used. */
+  load(limit: number, key: string, words: Uint8Array, by: number, time: Time): boolean {
+    const [length] = this.#pass(key, words);
+    return this.#exports.wgl_load(this.#store, limit, length!, by, ...time) !== 0;
+  }
+
+  /** Gives a start of a lost key its units back. */
+  hold(limit: number, key: string, weight: number, held: readonly number[]): void {
+    const [length] = this.#pass(key);
+    this.#numbers().set(held, DECISION);
+    this.#exports.wgl_hold(this.#store, limit, length!, weight);
+  }
+
+  /** Returns the policies above the declared ones: of the limit, or of a key; "" if there are none. */
+  overriding(limit: number, key: string | undefined): string {
+    const [length] = this.#pass(key ?? "");
+    this.#exports.wgl_overriding(this.#store, limit, length!, Number(key !== undefined));
+    return this.#text();
   }
 
   /** Returns a unit of time in ms; NaN if policies know none of this name. */

@@ -1,0 +1,382 @@
+// A store that all tabs and workers of an origin share: each is a client, and one of them leads and decides for all.
+//
+// *The protocol*, on channels (`BroadcastChannel`) of all, of the leader and of each client, so that a client that asks nothing, or is
+// frozen, hears of changes of leaders only:
+//
+// | message | from | says |
+// | --- | --- | --- |
+// | `begins` | a client | it has the lock of the leader, and reads the database |
+// | `leads` | the leader | which database and epoch it has; to all when it has begun, and to whoever beats |
+// | `call` | a client | a call, to the leader of this database and epoch; calls of a client have numbers |
+// | `placed` | the leader | the place of a call that waits |
+// | `answer` | the leader | the answer of a call, or its error |
+// | `forget` | a client | it does not know this call, whose start holds units |
+// | `beat` | a client | it waits for answers |
+//
+// 1. *Who leads.* All ask for one lock (Web Locks), and whoever gets it leads until it dies: then the browser gives the lock to the next.
+// 2. *Nobody is stopped by a leader that stands still* (a frozen tab, an endless loop). Clients with open calls beat, and who hears
+//    nothing for `PATIENCE` steals the lock. The former leader may go on later: the database refuses what it writes (`Database` 1).
+// 3. *Each leader is asked once.* A client sends an open call to each leader that it hears of, in order, and takes the first answer.
+//    A start of another answer is taken back: two leaders never answer with the same start, unless it holds units (`Leader` 4).
+
+import { type Clock, HeardTime } from "./clock.js";
+import { Database } from "./database.js";
+import type { Answer, Call, Start } from "./decider.js";
+import { type Decided, type Engine, How } from "./engine.js";
+import { type LimitError, type PlainError, StoreClosed, StoreError, TimeoutError, errorOf } from "./errors.js";
+import { Leader, lockOf } from "./leader.js";
+import type { Desk } from "./limiter.js";
+
+/** How often a client beats, after how many beats without an answer it takes over, and after which time it tries to lead again; in ms. */
+const BEAT = 250;
+const PATIENCE = 8;
+const REST = 100;
+/** To so many clients a leader keeps a channel open. */
+const CLIENTS = 64;
+
+type Id = Leader["id"];
+type Told = PlainError & { readonly retryAfter?: number };
+type Message =
+  | { readonly kind: "begins" }
+  | { readonly kind: "leads"; readonly id: Id; readonly time: number; readonly after: number; readonly holds?: Leader["holds"] }
+  | {
+      readonly kind: "call";
+      readonly to: Id;
+      readonly from: string;
+      readonly id: number;
+      readonly call: Call;
+      readonly order?: number | undefined;
+    }
+  | { readonly kind: "placed"; readonly to: string; readonly id: number; readonly order: number }
+  | {
+      readonly kind: "answer";
+      readonly to: string;
+      readonly id: number;
+      readonly time: number;
+      readonly answer?: Answer;
+      readonly start?: Start;
+      readonly error?: Told;
+    }
+  | { readonly kind: "forget"; readonly from: string; readonly id: number }
+  | { readonly kind: "beat"; readonly from: string };
+
+interface Open {
+  readonly call: Call;
+  readonly resolve: (answer: Answer) => void;
+  readonly reject: (error: unknown) => void;
+  order?: number;
+}
+
+export class Shared implements Desk {
+  readonly #name: string;
+  readonly #clock: Clock;
+  readonly #made: (unixUs: number) => Promise<Engine>;
+  readonly #engine: Engine;
+  readonly #me = crypto.randomUUID();
+  /** Of all; of this client; of the leader, while calls are open; and of the clients that this leader answers. */
+  readonly #all: BroadcastChannel;
+  readonly #mine: BroadcastChannel;
+  #outlet: BroadcastChannel | null = null;
+  readonly #clients = new Map<string, BroadcastChannel>();
+  readonly #open = new Map<number, Open>();
+  /** The calls whose starts hold units, by start. */
+  readonly #holds = new Map<string, number>();
+  /** What this client has declared. */
+  readonly #declared = new Map<string, string>();
+  readonly #closing = new AbortController();
+  #last = 0;
+  /** The leader that was heard last, and this program, if it leads or has the lock. */
+  #known: Id | null = null;
+  #leader: Leader | null = null;
+  #stint: Stint | null = null;
+  #timer: ReturnType<typeof setTimeout> | undefined;
+  /** For how many beats no leader was heard. (A program that stood still itself has not listened.) */
+  #silent = 0;
+  #after = BEAT;
+  readonly #heard: HeardTime;
+  #die = () => {};
+
+  private constructor(name: string, clock: Clock, made: (unixUs: number) => Promise<Engine>, engine: Engine) {
+    this.#name = name;
+    this.#clock = clock;
+    this.#heard = new HeardTime(clock);
+    this.#made = made;
+    this.#engine = engine;
+    this.#all = new BroadcastChannel(`workglow-limit all ${name}`);
+    this.#mine = new BroadcastChannel(lockOf(this.#me));
+    for (const channel of [this.#all, this.#mine]) channel.onmessage = ({ data }: MessageEvent<Message>) => this.#received(data);
+  }
+
+  static async open(name: string, clock: Clock, made: (unixUs: number) => Promise<Engine>): Promise<Shared> {
+    // Whoever cannot use the database is told now.
+    (await Database.open(databaseOf(name))).close();
+    const shared = new Shared(name, clock, made, await made(0));
+    await shared.#live();
+    void shared.#stand();
+    return shared;
+  }
+
+  /** Holds the lock of this client. */
+  #live(): Promise<void> {
+    return new Promise((lives, failed) => {
+      const life = new Promise<void>((die) => (this.#die = die));
+      const living = () => {
+        lives();
+        return life;
+      };
+      navigator.locks.request(lockOf(this.#me), living).catch(failed);
+    });
+  }
+
+  async call(call: Call): Promise<Answer> {
+    if (call.op === "declare" && call.policy !== "") this.#declared.set(call.name, call.policy);
+    const { name } = call.op === "end" ? call.start : { name: "", ...call };
+    try {
+      return await this.#ask(call);
+    } catch (error) {
+      // The database was deleted since it was declared.
+      const policy = this.#declared.get(name);
+      if ((error as LimitError).code !== "unknown_limit" || policy === undefined || call.op === "declare") throw error;
+      await this.#ask({ op: "declare", name, policy });
+      return this.#ask(call);
+    }
+  }
+
+  #ask(call: Call): Promise<Answer> {
+    return new Promise((resolve, reject) => {
+      if (this.#closing.signal.aborted) return reject(this.#closed());
+      const hold = call.op === "end" ? this.#holds.get(holdOf(call.start)) : undefined;
+      if (this.#open.size === 0) this.#silent = 0;
+      const open = { call: hold !== undefined && call.op === "end" ? { ...call, hold } : call, resolve, reject };
+      this.#open.set(++this.#last, open);
+      if (this.#known === null) this.#post({ kind: "beat", from: this.#me });
+      else this.#send(this.#known, this.#last, open);
+      this.#wind();
+    });
+  }
+
+  unitOfTime(name: string): number {
+    return this.#engine.unitOfTime(name);
+  }
+
+  /** Sends a message to the leader, which may be this program. */
+  #post(message: Message): void {
+    if (this.#leader !== null) return this.#lead(this.#leader, message);
+    this.#outlet ??= new BroadcastChannel(leaderOf(this.#name));
+    this.#outlet.postMessage(message);
+  }
+
+  #closeOutlet(): void {
+    this.#outlet?.close();
+    this.#outlet = null;
+  }
+
+  #send(to: Id, id: number, { call, order }: Open): void {
+    this.#post({ kind: "call", to, from: this.#me, id, call, order });
+  }
+
+  /** Beats while calls are open. (A leader has its own timers.) */
+  #wind(): void {
+    clearTimeout(this.#timer);
+    if (this.#leader !== null || this.#closing.signal.aborted) return;
+    if (this.#open.size > 0) this.#timer = setTimeout(() => this.#beat(), this.#after);
+    else if (this.#outlet !== null) this.#timer = setTimeout(() => this.#closeOutlet(), BEAT);
+  }
+
+  #beat(): void {
+    if (this.#open.size === 0) return this.#wind();
+    // A leader, or one that begins to lead, waits for the database.
+    if (this.#stint !== null) this.#silent = 0;
+    else if (++this.#silent > PATIENCE) {
+      this.#silent = 0;
+      void this.#hold({ steal: true });
+    }
+    this.#after = BEAT;
+    this.#post({ kind: "beat", from: this.#me });
+    this.#wind();
+  }
+
+  #received(message: Message): void {
+    if (this.#closing.signal.aborted) return;
+    if (message.kind === "begins") this.#silent = 0;
+    if ("time" in message) this.#heard.hear(message.time);
+    if (message.kind === "leads") return this.#led(message);
+    if (!("to" in message) || message.to !== this.#me) return;
+    const open = this.#open.get(message.id);
+    if (message.kind === "placed" && open !== undefined) open.order = message.order;
+    if (message.kind !== "answer") return;
+    this.#open.delete(message.id);
+    const { answer = null, start, error } = message;
+    if (open === undefined) return start && answer ? this.#decline(message.id, start, answer) : undefined;
+    if (error !== undefined) {
+      return open.reject(error.retryAfter === undefined ? errorOf(error) : new TimeoutError(error.message, error.retryAfter));
+    }
+    this.#took(message.id, open.call, answer);
+    open.resolve(answer);
+  }
+
+  /** Hears of a leader, and asks it what is open. (3) */
+  #led({ id, after, holds }: Message & { kind: "leads" }): void {
+    const known = this.#known;
+    this.#silent = 0;
+    this.#after = Math.min(BEAT, Math.max(1, Math.ceil(after)));
+    if (known?.born === id.born && known.epoch >= id.epoch) return known.epoch === id.epoch ? this.#wind() : undefined;
+    this.#known = id;
+    const mine = new Set(this.#holds.values());
+    for (const held of holds?.get(this.#me) ?? []) {
+      if (!this.#open.has(held) && !mine.has(held)) this.#post({ kind: "forget", from: this.#me, id: held });
+    }
+    for (const [number, open] of this.#open) this.#send(id, number, open);
+    this.#wind();
+  }
+
+  /** Notes what an answered call changes here. */
+  #took(id: number, call: Call, answer: Answer): void {
+    if (call.op === "end") this.#holds.delete(holdOf(call.start));
+    if ((call.op === "decide" || call.op === "wait") && answer?.admitted && answer.holds) {
+      this.#holds.set(holdOf({ ...call, held: answer.held }), id);
+    }
+    if (call.op !== "leave" || answer === null) return;
+    // Who has left is not asked for again.
+    for (const [id, open] of this.#open) if (open.call.op === "wait" && open.call.waiter === call.waiter) this.#open.delete(id);
+  }
+
+  /** Takes back a start that nobody waits for. (3) */
+  #decline(id: number, start: Start, { holds }: Decided): void {
+    if (this.#holds.has(holdOf(start))) return;
+    this.call({ op: "end", start, how: How.cancelled, actual: 0, ...(holds && { hold: id }) }).catch(() => {});
+  }
+
+  /** Does what a client asks the leader, which is this program. */
+  #lead(leader: Leader, message: Message): void {
+    if (!("from" in message)) return;
+    const to = message.from;
+    const reply = (message: Message) => {
+      if (leader !== this.#leader) return;
+      if (to === this.#me) this.#received(message);
+      else this.#client(to).postMessage(message);
+    };
+    if (message.kind === "beat") return reply({ kind: "leads", id: leader.id, time: leader.time, after: leader.beat() });
+    if (message.kind === "forget") return leader.forget(message.from, message.id);
+    if (message.kind !== "call" || !isSame(message.to, leader.id)) return;
+    const { id, call, order } = message;
+    leader.ask({
+      client: to,
+      id,
+      call,
+      order,
+      placed: (order) => reply({ kind: "placed", to, id, order }),
+      answer: (answer) => {
+        const started = answer?.admitted && (call.op === "decide" || call.op === "wait");
+        const start = started && { start: { name: call.name, key: call.key, weight: call.weight, held: answer.held } };
+        reply({ kind: "answer", to, id, time: leader.time, answer, ...start });
+      },
+      refuse: (error) => {
+        const { message, code = "store_failure", number = -9, retryAfter } = error as TimeoutError;
+        const told = { message, code, number, ...(retryAfter !== undefined && { retryAfter }) };
+        reply({ kind: "answer", to, id, time: leader.time, error: told });
+      },
+    });
+  }
+
+  /** The channel of a client. */
+  #client(client: string): BroadcastChannel {
+    const channel = this.#clients.get(client) ?? new BroadcastChannel(lockOf(client));
+    // The latest is the last, and the first ones may be gone.
+    this.#clients.delete(client);
+    this.#clients.set(client, channel);
+    if (this.#clients.size > CLIENTS) this.#closeClient(...(this.#clients.entries().next().value as [string, BroadcastChannel]));
+    return channel;
+  }
+
+  #closeClient(client: string, channel: BroadcastChannel): void {
+    channel.close();
+    this.#clients.delete(client);
+  }
+
+  /** Asks for the lock, and again whenever this program had it. (1) */
+  async #stand(): Promise<void> {
+    while (!this.#closing.signal.aborted) {
+      const hasLed = await this.#hold({ signal: this.#closing.signal });
+      if (!hasLed) await new Promise((rested) => setTimeout(rested, REST));
+    }
+  }
+
+  /** Waits for the lock, or steals it, and leads until it is lost. Returns whether it has led. (2) */
+  async #hold(options: LockOptions): Promise<boolean> {
+    const stint: Stint = { leader: null, inlet: null, isOver: false };
+    try {
+      await navigator.locks.request(`workglow-limit lead ${this.#name}`, options, () => this.#begin(stint));
+    } catch (error) {
+      // (Else it was stolen, or this is closed.)
+      const { name, message } = error as Error;
+      if (name !== "AbortError")
+        this.#refuse(error instanceof StoreError ? error : new StoreError(`leading: ${message}`, "store_failure", -9));
+    } finally {
+      stint.isOver = true;
+      stint.leader?.close();
+      stint.inlet?.close();
+      if (this.#stint === stint) this.#stint = this.#leader = null;
+      this.#wind();
+    }
+    return stint.leader !== null;
+  }
+
+  async #begin(stint: Stint): Promise<void> {
+    if (this.#closing.signal.aborted || this.#stint !== null) return;
+    this.#stint = stint;
+    this.#all.postMessage({ kind: "begins" } satisfies Message);
+    const database = await Database.open(databaseOf(this.#name), () => stint.leader?.close());
+    try {
+      const origin = { database, client: this.#me, clock: this.#clock, made: this.#made, heard: () => this.#heard.now() };
+      const leader = (stint.leader = await Leader.begin(origin));
+      // It was stolen, or this was closed, meanwhile.
+      if (stint.isOver || this.#closing.signal.aborted) return leader.close();
+      this.#leader = leader;
+      const leads: Message = { kind: "leads", id: leader.id, time: leader.time, after: BEAT, holds: leader.holds };
+      this.#closeOutlet();
+      stint.inlet = new BroadcastChannel(leaderOf(this.#name));
+      stint.inlet.onmessage = ({ data }: MessageEvent<Message>) => this.#lead(leader, data);
+      this.#all.postMessage(leads);
+      this.#received(leads);
+      await leader.ended;
+    } finally {
+      database.close();
+    }
+  }
+
+  #refuse(error: LimitError): void {
+    const open = [...this.#open.values()];
+    this.#open.clear();
+    for (const { reject } of open) reject(error);
+  }
+
+  #closed(): StoreClosed {
+    return new StoreClosed(`store "indexeddb:${this.#name}" was closed`, "store_closed", -21);
+  }
+
+  close(): void {
+    this.#refuse(this.#closed());
+    this.#closing.abort();
+    clearTimeout(this.#timer);
+    this.#leader?.close();
+    this.#leader = null;
+    for (const channel of [this.#all, this.#mine]) channel.close();
+    this.#closeOutlet();
+    for (const of of this.#clients) this.#closeClient(...of);
+    this.#die();
+  }
+}
+
+/** A time for which a program has the lock. */
+interface Stint {
+  leader: Leader | null;
+  /** Where it hears of calls. */
+  inlet: BroadcastChannel | null;
+  isOver: boolean;
+}
+
+const leaderOf = (name: string): string => `workglow-limit leader ${name}`;
+const databaseOf = (name: string): string => `workglow-limit ${name}`;
+const isSame = (a: Id, b: Id): boolean => a.born === b.born && a.epoch === b.epoch;
+const holdOf = ({ name, key, held }: Omit<Start, "weight">): string => JSON.stringify([name, key, held]);
