@@ -12,7 +12,7 @@ use crate::limits::{Decision, Limits, MAX_PARTS};
 use crate::part::{End, Held};
 
 /// The numbers of a decision, and then those of a start in each part.
-const DECISION: usize = 9;
+const DECISION: usize = 10;
 const HELD: usize = 4;
 
 /// A store, and the buffers of its calls.
@@ -55,10 +55,11 @@ impl Store {
             denied_by,
             holds,
             is_counted,
+            awaits_end,
             held,
         } = decision;
         let times = [*retry_after, *suggested_after, *remaining, *limit, *reset_after, *denied_by as u64];
-        let times = times.into_iter().chain([*holds, *is_counted].map(u64::from));
+        let times = times.into_iter().chain([*holds, *is_counted, *awaits_end].map(u64::from));
         self.numbers[0] = f64::from(u8::from(*admitted));
         self.numbers[1..DECISION].iter_mut().zip(times).for_each(|(place, number)| *place = number as f64);
         for (place, held) in self.numbers[DECISION..].as_chunks_mut::<HELD>().0.iter_mut().zip(held) {

@@ -62,8 +62,25 @@ impl Holds {
         }
     }
 
+    /// Whether units for a start of this weight become free only when a start ends: nobody knows when.
+    pub fn awaits_end(&self, weight: u64, gate: Tick, now: Now) -> bool {
+        let missing = (self.used(now) + weight).saturating_sub(self.policy.capacity());
+        gate <= now.floor && missing > 0 && self.freed_at(missing, now) == Tick::MAX
+    }
+
     /// From when on so many more units may be free, if no start ends before its deadline.
-    fn room_at(&self, mut units: u64, now: Now) -> Tick {
+    fn room_at(&self, units: u64, now: Now) -> Tick {
+        let free = self.freed_at(units, now);
+        match self.policy.cooldown() {
+            0 if free == Tick::MAX => now.floor + LOOK_AGAIN,
+            0 => free,
+            // No start that ends from now on frees its units before that.
+            cooldown => free.min(now.ceil + cooldown),
+        }
+    }
+
+    /// When the deadlines of starts will have freed so many units. `Tick::MAX`: they will not.
+    fn freed_at(&self, mut units: u64, now: Now) -> Tick {
         let mut ends: Vec<(Tick, u64)> = self.all.iter().map(|hold| (self.free_at(hold), hold.units)).collect();
         ends.retain(|(at, _)| *at > now.floor);
         ends.sort_unstable();
@@ -73,12 +90,7 @@ impl Holds {
                 (free, units) = (at, units.saturating_sub(some));
             }
         }
-        match self.policy.cooldown() {
-            0 if free == Tick::MAX => now.floor + LOOK_AGAIN,
-            0 => free,
-            // No start that ends from now on frees its units before that.
-            cooldown => free.min(now.ceil + cooldown),
-        }
+        free
     }
 
     /// Records a start, for which there is room.

@@ -37,6 +37,8 @@ pub struct Decision {
     pub denied_by: usize,
     /// Whether a start holds units until it ends, so that nobody knows when these are free.
     pub holds: bool,
+    /// Whether it is denied until a start ends, so that nobody knows for how long.
+    pub awaits_end: bool,
     /// Whether the ends of starts have an effect.
     pub is_counted: bool,
     pub held: Vec<Held>,
@@ -170,7 +172,7 @@ impl Limits {
             let policy = part.policy_of(key);
             let (held, view) = part.take(key, weight, number, at)?;
             decision.held.push(held);
-            seen.push(Seen { view, policy, backoff: (0, 0) });
+            seen.push(Seen { view, policy, backoff: (0, 0), awaits_end: false });
         }
         let after = self.merged(&seen);
         Ok(Decision { admitted: true, retry_after: 0, suggested_after: 0, held: decision.held, ..after })
@@ -187,6 +189,7 @@ impl Limits {
     fn merged(&mut self, parts: &[Seen]) -> Decision {
         let mut all = Decision { admitted: true, remaining: u64::MAX, limit: u64::MAX, ..Decision::default() };
         all.holds = parts.iter().any(|seen| seen.policy.is_concurrency());
+        all.awaits_end = parts.iter().any(|seen| seen.awaits_end);
         all.is_counted = all.holds || parts.iter().any(|seen| seen.policy.jobs() > 0);
         for (i, seen) in parts.iter().enumerate() {
             let after = |tick: Tick| tick.saturating_sub(seen.view.now);

@@ -45,6 +45,8 @@ pub struct Seen {
     pub policy: Policy,
     /// The least and the most that a caller who requeues stays away, besides.
     pub backoff: (Tick, Tick),
+    /// Whether it is denied until a start ends.
+    pub awaits_end: bool,
 }
 
 /// A start, as its holder knows it.
@@ -115,12 +117,12 @@ impl Part {
             }
         };
         let gate = self.gate.max(found.gate);
-        let view = match &found.state {
-            State::Holds(holds) => holds.view(weight, gate, at.now),
-            State::Timed(timed) => timed.view(weight, gate, at).map_err(|_| self.nonsense(key))?,
+        let (view, awaits_end) = match &found.state {
+            State::Holds(holds) => (holds.view(weight, gate, at.now), holds.awaits_end(weight, gate, at.now)),
+            State::Timed(timed) => (timed.view(weight, gate, at).map_err(|_| self.nonsense(key))?, false),
         };
         let backoff = if view.ready > view.now { found.spread(at, |_| {}) } else { (0, 0) };
-        Ok(Seen { view, policy, backoff })
+        Ok(Seen { view, policy, backoff, awaits_end })
     }
 
     /// Records that a start was denied: its backoff may grow.

@@ -7,8 +7,9 @@
 //    stands still between two turns has no transaction open, which would keep all others from the database.
 // 3. *Nobody waits for ever.* What does not end within `DEADLINE` is an error for its caller. It may still be carried out: before
 //    whatever is asked for later, because the database keeps the order.
-// 4. *A handle is of one leader.* A database that was deleted begins at epoch 1 again, but no earlier leader's handle leads there.
+// 4. *A database has an id*, which each epoch copies from the one before. One that was deleted begins at epoch 1 again, with another id.
 
+import type { Epoch } from "./clock.js";
 import { StoreError } from "./errors.js";
 
 /** Of the records. (`bindings/web` has a number for the words in them.) A database of a later one cannot be opened. */
@@ -30,6 +31,8 @@ export interface About {
   /** The store's time in µs when this was written, and what the time of day was then, in ms. */
   readonly time: number;
   readonly wall: number;
+  /** By whom it was written. */
+  readonly epoch: number;
 }
 
 /** The state of a key. */
@@ -45,7 +48,7 @@ export type Change = readonly [store: Name, key: IDBValidKey | IDBKeyRange, valu
 
 /** What a leader begins with. */
 export interface Begun {
-  readonly epoch: number;
+  readonly epoch: Epoch;
   readonly about: About | undefined;
   readonly limits: readonly (readonly [name: string, record: unknown])[];
   readonly holds: readonly (readonly [key: readonly [client: string, id: number], record: unknown])[];
@@ -84,20 +87,22 @@ export class Database {
     return new Database(database);
   }
 
-  /** Begins an epoch. `isAlive`: tells whether a client may still live. */
-  async lead(client: string, isAlive: (client: string) => boolean): Promise<Begun> {
+  /** Begins an epoch, unless `isOver`. `isAlive`: tells whether a client may still live. */
+  async lead(client: string, isAlive: (client: string) => boolean, isOver: () => boolean): Promise<Begun> {
     const doing = "reading the store";
     for (;;) {
       const [epochs, clients] = (await this.#do(doing, "readonly", ["epochs"], (of) => [
         of("epochs").getAllKeys(),
         of("epochs").getAll(),
-      ])) as [number[], { client: string; after: string }[]];
-      const epoch = (epochs.at(-1) ?? 0) + 1;
+      ])) as [number[], { client: string; after: string; database: string }[]];
+      // Whoever leads now is not to be deposed.
+      if (isOver()) throw new NotLeading("another one leads");
+      const epoch = { database: clients.at(-1)?.database ?? crypto.randomUUID(), number: (epochs.at(-1) ?? 0) + 1 };
       // Each of these numbers keeps the leader before it from writing.
       const old = epochs.filter((_, i) => i < epochs.length - EPOCHS && !isAlive(clients[i]!.after));
       try {
         await this.#do("beginning to lead", "readwrite", ["epochs"], (of) => {
-          of("epochs").add({ client, after: clients.at(-1)?.client ?? "" }, epoch);
+          of("epochs").add({ client, after: clients.at(-1)?.client ?? "", database: epoch.database }, epoch.number);
           return old.map((number) => of("epochs").delete(number));
         });
       } catch (error) {
@@ -140,11 +145,11 @@ export class Database {
   }
 
   /** Writes changes, all or none. Throws `NotLeading` if a later epoch has begun. */
-  async write(epoch: number, about: About, changes: readonly Change[]): Promise<void> {
+  async write(about: About, changes: readonly Change[]): Promise<void> {
     await this.#do("writing the store", "readwrite", STORES, (of) => {
       // (1)
-      of("epochs").add(null, epoch + 1);
-      of("epochs").delete(epoch + 1);
+      of("epochs").add(null, about.epoch + 1);
+      of("epochs").delete(about.epoch + 1);
       for (const [store, key, value] of changes) {
         if (value === null) of(store).delete(key);
         else of(store).put(value, key as IDBValidKey);

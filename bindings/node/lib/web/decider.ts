@@ -15,6 +15,8 @@ export interface Start {
   readonly key: string;
   readonly weight: number;
   readonly held: readonly number[];
+  /** Where it is known, if in a database. */
+  readonly database?: string | undefined;
 }
 
 /** A call. */
@@ -151,7 +153,7 @@ export class Decider {
     const seen = this.#look(call);
     // The time is known, unless somebody waits or holds units: then this waits in vain.
     if (line === undefined && patience !== null && seen.retryAfter > patience && !seen.holds) {
-      throw timeoutOf(call, seen);
+      throw timeoutOf(call, seen.retryAfter);
     }
     line ??= this.#newLine(call);
     const waiter = { call, line, answer, refuse, hasLeft: false };
@@ -258,7 +260,8 @@ class Line {
       }
       if (!decided.admitted) {
         this.next = decided;
-        this.#stop = this.#clock.after(decided.retryAfter, () => this.advance());
+        // (An end of a start calls this, too.)
+        if (!decided.awaitsEnd) this.#stop = this.#clock.after(decided.retryAfter, () => this.advance());
         return;
       }
       this.#waiters.shift();
@@ -278,8 +281,8 @@ class Line {
 }
 
 /** The error of a waiter whose time is over. */
-export const timeoutOf = ({ name, patience }: Pick<Wait, "name" | "patience">, seen: Decided): TimeoutError =>
-  new TimeoutError(`no permit of "${name}" within ${patience} ms`, seen.retryAfter);
+export const timeoutOf = ({ name, patience }: Pick<Wait, "name" | "patience">, retryAfter: number): TimeoutError =>
+  new TimeoutError(`no permit of "${name}" within ${patience} ms`, retryAfter);
 
 /** A start that would overtake those who wait is denied, as the first of them is. */
 function behind(seen: Decided, first: Decided): Decided {

@@ -49,12 +49,16 @@ export interface Decided {
   readonly holds: boolean;
   /** Whether it matters when a start ends. */
   readonly isCounted: boolean;
+  /** Whether it is denied until a start ends: nobody knows when. */
+  readonly awaitsEnd: boolean;
   /** How the parts of the limit know the start. */
   readonly held: readonly number[];
+  /** In which database, if in one. */
+  readonly database?: string;
 }
 
 /** The numbers of a decision, and then those of the start in each part. */
-const DECISION = 9;
+const DECISION = 10;
 const HELD = 4;
 const MOST_PARTS = 16;
 
@@ -132,7 +136,7 @@ export class Engine {
     const [length] = this.#pass(key);
     this.#checked(this.#exports.wgl_decide(this.#store, limit, length!, weight, Number(looks), ...time));
     const numbers = [...this.#numbers()];
-    const [admitted, retry, suggested, remaining, most, reset, deniedBy, holds, isCounted] = numbers as unknown as Numbers;
+    const [admitted, retry, suggested, remaining, most, reset, deniedBy, holds, isCounted, awaitsEnd] = numbers as unknown as Numbers;
     const isAdmitted = admitted !== 0;
     const count = isAdmitted && !looks ? this.#names(limit).length * HELD : 0;
     return {
@@ -144,6 +148,7 @@ export class Engine {
       limit: most,
       holds: holds !== 0,
       isCounted: isCounted !== 0,
+      awaitsEnd: awaitsEnd !== 0,
       held: numbers.slice(DECISION, DECISION + count),
       deniedBy: isAdmitted ? null : this.#names(limit)[deniedBy]!,
     };
@@ -228,4 +233,4 @@ export class Engine {
 /** Rounds up. (0.2 ms are 200 µs, although 0.2 * 1e3 is more.) */
 const microseconds = (ms: number): number => Math.ceil(Math.round(ms * 1e6) / 1e3);
 
-type Numbers = readonly [number, number, number, number, number, number, number, number, number];
+type Numbers = readonly [number, number, number, number, number, number, number, number, number, number];

@@ -55,14 +55,25 @@ export class Kept {
   /** Declares the limits that were written. */
   restore(limits: Begun["limits"], declare: (name: string, policy: string) => void): void {
     for (const [name, value] of limits) {
-      try {
-        const { policy, override, changed } = value as LimitRecord;
-        declare(name, policy);
-        if (override !== "") this.#engine.override(name, override, undefined, this.#clock.now());
-        this.#limits.set(name, { policy, override, changed });
-      } catch {
-        // Of another version. Whoever declares it again finds it used. (3)
+      // Of another version. (3)
+      const isLost = (restore: () => void) => {
+        try {
+          restore();
+          return false;
+        } catch {
+          return true;
+        }
+      };
+      const { policy, override, changed } = (value ?? {}) as LimitRecord;
+      if (!Array.isArray(changed) || isLost(() => declare(name, policy))) {
+        // Whoever declares it again finds it used.
         this.#lost.add(name);
+        continue;
+      }
+      this.#limits.set(name, { policy, override, changed });
+      if (override !== "" && isLost(() => this.#engine.override(name, override, undefined, this.#clock.now()))) {
+        this.#lost.add(name);
+        this.changeLimit(name, policy);
       }
     }
   }
@@ -87,27 +98,25 @@ export class Kept {
     this.#loaded.add(id);
     const [now, number] = [this.#clock.now(), this.#number(name)];
     try {
-      if (typeof plan === "string") this.#engine.override(name, plan, key, now);
+      if (plan !== undefined) this.#engine.override(name, plan as string, key, now);
+      if (record === undefined || this.#clears.has(name)) return;
+      const { saved, words } = record;
+      const { changed } = this.#limits.get(name)!;
+      const by = changed.length < CHANGES || saved >= changed[0]! ? changed.find((time) => time >= saved) : saved;
+      if (this.#engine.load(number, key, words, by ?? now[1], now)) this.#lose(name, key);
     } catch {
-      // Of another version: the limit's policy applies.
+      this.#lose(name, key);
     }
-    if (record === undefined || this.#clears.has(name)) return;
-    const { saved } = record;
-    const { changed } = this.#limits.get(name)!;
-    const by = changed.length < CHANGES || saved >= changed[0]! ? changed.find((time) => time >= saved) : saved;
-    const load = (words: Uint8Array) => this.#engine.load(number, key, words, by ?? now[1], now);
-    let isLost = true;
-    try {
-      isLost = load(record.words);
-    } catch {
-      load(new Uint8Array());
-    }
-    if (!isLost) return;
-    // (3)
-    this.changeKey(name, key);
+  }
+
+  /** Takes a key to be used; with "", all keys of a limit. (3) */
+  #lose(name: string, key: string): void {
+    const number = this.#number(name);
+    this.#engine.load(number, key, new Uint8Array(), 0, this.#clock.now());
     for (const { start } of this.#holds()) {
       if (start.name === name && start.key === key) this.#engine.hold(number, key, start.weight, start.held);
     }
+    this.changeKey(name, key);
   }
 
   #number(name: string): number {
@@ -117,16 +126,18 @@ export class Kept {
   /** Notes the policy of a limit; "": as it was, but perhaps overridden. Returns whether anything has changed. */
   changeLimit(name: string, declared: string): boolean {
     const before = this.#limits.get(name);
-    const policy = declared || before!.policy;
+    const policy = declared || before?.policy;
+    if (policy === undefined) return false;
     const override = this.#engine.overriding(this.#number(name), undefined);
-    if (before?.policy === policy && before.override === override) return false;
+    const wasLost = this.#lost.delete(name);
+    if (before?.policy === policy && before.override === override && !wasLost) return false;
     const now = this.#clock.now();
     this.#limits.set(name, { policy, override, changed: [...(before?.changed ?? []), now[1]].slice(-CHANGES) });
     this.change(["limits", name], () => ["limits", name, this.#limits.get(name)]);
-    if (this.#lost.delete(name)) {
+    if (wasLost) {
       this.clear(name);
-      this.#engine.load(this.#number(name), "", new Uint8Array(), 0, now);
-      this.changeKey(name, "");
+      const held = this.#holds().flatMap(({ start }) => (start.name === name ? [start.key] : []));
+      for (const key of new Set(["", ...held])) this.#lose(name, key);
     }
     return true;
   }
@@ -163,10 +174,11 @@ export class Kept {
     const [records, clears] = [this.#records, this.#clears];
     this.#records = new Map();
     this.#clears = new Set();
-    const about = { number: this.#engine.number(), unixUs: this.#clock.unixUs, time: this.#clock.now()[1], wall: Date.now() };
+    const { unixUs } = this.#clock;
+    const about = { number: this.#engine.number(), unixUs, time: this.#clock.now()[1], wall: Date.now(), epoch: this.#epoch };
     const removed = [...clears].map((name): Change => ["keys", IDBKeyRange.bound([name], [name, []]), null]);
     try {
-      await this.#database.write(this.#epoch, about, [...removed, ...[...records.values()].map((change) => change())]);
+      await this.#database.write(about, [...removed, ...[...records.values()].map((change) => change())]);
     } catch (error) {
       this.#records = new Map([...records, ...this.#records]);
       this.#clears = new Set([...clears, ...this.#clears]);

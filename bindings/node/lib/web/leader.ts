@@ -4,15 +4,16 @@
 //    else leads. A denial is told at once, if that was shown less than `DOZE` ago: a caller takes over from a leader that was silent for longer.
 //    If a write fails, its starts are errors and are taken back, and what they changed is written with the next one.
 // 2. *The time does not jump.* A leader goes on from the time that it has heard from the one before, by its own clock, which nobody
-//    can set; it has heard late, so it is late, never early. Only one that has heard nobody uses the time of day.
+//    can set; it has heard late, so it is late, never early. Only one that has heard nobody uses the time of day; one that has heard
+//    an earlier leader than the last that wrote, uses the earlier of both.
 // 3. *A start that holds units has the name of its client and call*, and is written with the words of its key. So the next leader
 //    answers that call with that start; ends it, if the client does not know it; and if the client dies, whose lock is free then.
 
-import { type Clock, LeaderClock } from "./clock.js";
+import { type Clock, type Epoch, type HeardTime, LeaderClock } from "./clock.js";
 import { type About, type Begun, type Database, NotLeading } from "./database.js";
 import { type Answer, type Call, Decider, type Start } from "./decider.js";
 import { type Decided, type Engine, How } from "./engine.js";
-import { LimitError } from "./errors.js";
+import { LimitError, StoreError } from "./errors.js";
 import { Kept } from "./kept.js";
 
 /** How long after it was shown that this one leads a denial may be told without showing it again; in ms. */
@@ -57,8 +58,9 @@ export interface Origin {
   readonly client: string;
   readonly clock: Clock;
   readonly made: (unixUs: number) => Promise<Engine>;
-  /** The store's time, as this program has heard it. */
-  readonly heard: () => number | null;
+  readonly heard: HeardTime;
+  /** Whether another one leads already. */
+  readonly isOver: () => boolean;
 }
 
 export class Leader {
@@ -66,7 +68,8 @@ export class Leader {
   readonly #clock: LeaderClock;
   readonly #decider: Decider;
   readonly #kept: Kept;
-  readonly #epoch: number;
+  /** What all leaders of this database have in common, and what only this one has. */
+  readonly id: Epoch;
   readonly #clients = new Map<string, Client>();
   readonly #holds = new Map<string, Map<number, Hold>>();
   readonly #watches = new AbortController();
@@ -82,44 +85,37 @@ export class Leader {
   #shownAt = Number.NEGATIVE_INFINITY;
   #place = 0;
 
-  private constructor(database: Database, engine: Engine, clock: LeaderClock, epoch: number) {
+  private constructor(database: Database, engine: Engine, clock: LeaderClock, id: Epoch) {
     this.#database = database;
     this.#clock = clock;
-    this.#epoch = epoch;
+    this.id = id;
     this.#decider = new Decider(engine, clock);
-    this.#kept = new Kept(database, engine, clock, epoch, () => [...this.#holds.values()].flatMap((holds) => [...holds.values()]));
+    this.#kept = new Kept(database, engine, clock, id.number, () => [...this.#holds.values()].flatMap((holds) => [...holds.values()]));
   }
 
-  static async begin({ database, client, clock, made, heard }: Origin): Promise<Leader> {
+  static async begin({ database, client, clock, made, heard, isOver }: Origin): Promise<Leader> {
     const { held = [] } = await navigator.locks.query();
     const alive = new Set(held.map(({ name }) => name));
-    const begun = await database.lead(client, (client) => alive.has(lockOf(client)));
-    const wall = Date.now();
-    const { unixUs, time, ...about }: About = begun.about ?? { number: 0, unixUs: clock.unixUs, time: clock.now()[1], wall };
-    const engine = await made(unixUs);
+    const begun = await database.lead(client, (client) => alive.has(lockOf(client)), isOver);
+    const about = begun.about ?? { number: 0, unixUs: clock.unixUs, time: clock.now()[1], wall: Date.now(), epoch: 0 };
+    const engine = await made(about.unixUs);
     engine.number(about.number);
-    // (2) The time of day is rounded down.
-    const since = Math.max(0, wall - about.wall - 1) * 1e3;
-    const leader = new Leader(database, engine, new LeaderClock(clock, Math.max(time, heard() ?? time + since), unixUs), begun.epoch);
+    const time = timeOf(about, begun.about ? heard.now(begun.epoch.database) : null);
+    const leader = new Leader(database, engine, new LeaderClock(clock, time, about.unixUs), begun.epoch);
     leader.#restore(begun);
     return leader;
   }
 
   #restore({ limits, holds }: Begun): void {
-    this.#kept.restore(limits, (name, policy) => this.#decider.ask({ op: "declare", name, policy }, () => {}, fail));
     for (const [[client, id], hold] of holds as [[string, number], Partial<Hold> | null][]) {
       if (hold?.start && hold.decided) this.#hold(client, id, hold as Hold);
     }
+    this.#kept.restore(limits, (name, policy) => this.#decider.ask({ op: "declare", name, policy }, () => {}, fail));
   }
 
   /** The store's time in µs, not before it. */
   get time(): number {
     return this.#clock.now()[1];
-  }
-
-  /** What all leaders of this database have in common, and what only this one has. */
-  get id(): { readonly born: number; readonly epoch: number } {
-    return { born: this.#clock.unixUs, epoch: this.#epoch };
   }
 
   /** The calls of each client whose starts hold units. */
@@ -151,17 +147,8 @@ export class Leader {
     try {
       // (Also if a write has failed: it is tried again here, once.)
       do {
-        const batch = this.#inbox.splice(0, BATCH);
-        const read = await this.#read(batch).catch((error: unknown) => {
-          if (error instanceof NotLeading) throw error;
-          if (!this.#isOver) for (const { refuse } of batch) refuse(error);
-          return null;
-        });
+        await this.#answer(this.#inbox.splice(0, BATCH));
         if (this.#isOver) return;
-        if (read !== null) {
-          read();
-          for (const asked of batch) this.#do(asked);
-        }
         await this.#write();
       } while (this.#inbox.length > 0 || this.#untold.length > 0);
     } catch {
@@ -170,6 +157,27 @@ export class Leader {
     } finally {
       this.#isRunning = false;
     }
+  }
+
+  async #answer(batch: readonly Asked[]): Promise<void> {
+    try {
+      const load = await this.#read(batch);
+      if (this.#isOver) return;
+      load();
+    } catch (error) {
+      if (error instanceof NotLeading) throw error;
+      for (const asked of batch) this.#refuse(asked, error);
+      return;
+    }
+    for (const asked of batch) this.#do(asked);
+  }
+
+  #refuse({ refuse }: Asked, error: unknown): void {
+    if (this.#isOver) return;
+    if (error instanceof LimitError) return refuse(error);
+    // Nobody knows what state this one is in: the next one reads what was written.
+    refuse(new StoreError(`the leader has failed: ${error}`, "store_failure", -9));
+    this.close();
   }
 
   /** Reads the keys that these calls need. Returns how to put them into memory. */
@@ -181,10 +189,9 @@ export class Leader {
       keys.push([name, ""], [name, key]);
     }
     const load = await this.#kept.read(keys);
-    // (Again, if this program stood still meanwhile.)
-    while (performance.now() - this.#shownAt > DOZE) {
-      const asked = performance.now();
-      if (!(await this.#database.isLatest(this.#epoch))) throw new NotLeading("another one leads");
+    const asked = performance.now();
+    if (asked - this.#shownAt > DOZE) {
+      if (!(await this.#database.isLatest(this.id.number))) throw new NotLeading("another one leads");
       this.#shownAt = asked;
     }
     return load;
@@ -195,13 +202,15 @@ export class Leader {
     let { call } = asked;
     // It has died.
     if (client === undefined && asked.id !== 0) return;
+    // The start went with its database.
+    if (call.op === "end" && call.start.database !== this.id.database) return asked.answer(null);
     if (call.op === "decide" || call.op === "wait") {
       const hold = this.#holds.get(asked.client)?.get(asked.id);
       if (hold !== undefined) return asked.answer(hold.decided);
     }
     if (call.op === "wait") {
       // (The fraction: no two leaders give the same place.)
-      const place = asked.order ?? Math.max(Math.floor(this.#place) + 1, Math.floor(this.time)) + (this.#epoch % 64) / 64;
+      const place = asked.order ?? Math.max(Math.floor(this.#place) + 1, Math.floor(this.time)) + (this.id.number % 64) / 64;
       this.#place = Math.max(this.#place, place);
       client!.waiters.set(call.waiter, place);
       call = { ...call, waiter: place };
@@ -214,15 +223,20 @@ export class Leader {
     const over = () => void (asked.call.op === "wait" && client!.waiters.delete(asked.call.waiter));
     this.#decider.ask(
       call,
-      (answer) => {
+      (decided) => {
         over();
-        if (!this.#note(asked, answer)) return asked.answer(answer);
+        const answer = decided?.admitted ? { ...decided, database: this.id.database } : decided;
+        try {
+          if (!this.#note(asked, answer)) return asked.answer(answer);
+        } catch (error) {
+          return this.#refuse(asked, error);
+        }
         this.#untold.push({ asked, answer });
         void this.#run();
       },
       (error) => {
         over();
-        if (!this.#isOver) asked.refuse(error);
+        this.#refuse(asked, error);
       },
     );
   }
@@ -238,10 +252,8 @@ export class Leader {
     if (call.op === "clear" && key === "") kept.clear(name);
     kept.changeKey(name, key);
     if (call.op === "end" && call.hold !== undefined) this.#changeHold(client, call.hold, null);
-    if (answer?.holds && (call.op === "decide" || call.op === "wait")) {
-      const start = { name, key, weight: call.weight, held: answer.held };
-      this.#changeHold(client, id, { start, decided: answer });
-    }
+    const start = startOf(call, answer);
+    if (start !== null && answer?.holds) this.#changeHold(client, id, { start, decided: answer });
     return true;
   }
 
@@ -265,11 +277,10 @@ export class Leader {
   #failed(untold: readonly Untold[], error: unknown): void {
     if (this.#isOver) return;
     for (const { asked, answer } of untold) {
-      asked.refuse(error);
+      this.#refuse(asked, error);
       const { client, id, call } = asked;
-      if (!answer?.admitted || (call.op !== "decide" && call.op !== "wait")) continue;
-      const start = { name: call.name, key: call.key, weight: call.weight, held: answer.held };
-      this.#endHold(client, id, { start, decided: answer }, How.cancelled);
+      const start = startOf(call, answer);
+      if (start !== null) this.#endHold(client, id, { start, decided: answer! }, How.cancelled);
     }
     clearTimeout(this.#again);
     this.#again = setTimeout(() => void this.#run(), AGAIN);
@@ -311,7 +322,8 @@ export class Leader {
         );
       for (const [id, hold] of this.#holds.get(client) ?? []) this.#endHold(client, id, hold, How.completed);
     };
-    navigator.locks.request(lockOf(client), { signal: this.#watches.signal }, died).catch(() => {});
+    // (Shared: others watch, too, and one of them may stand still.)
+    navigator.locks.request(lockOf(client), { mode: "shared", signal: this.#watches.signal }, died).catch(() => {});
     return met;
   }
 
@@ -323,6 +335,19 @@ export class Leader {
     this.#decider.close(new LimitError("another one leads", "store_failure", -9));
     this.#end();
   }
+}
+
+/** The start that a call was given, if it was. */
+export function startOf(call: Call, answer: Answer): Start | null {
+  if (!answer?.admitted || (call.op !== "decide" && call.op !== "wait")) return null;
+  return { name: call.name, key: call.key, weight: call.weight, held: answer.held, database: answer.database };
+}
+
+/** The store's time for the next leader. (2) The time of day is rounded down. */
+function timeOf({ time, wall, epoch }: About, heard: ReturnType<HeardTime["now"]>): number {
+  let now = time + Math.max(0, Date.now() - wall - 1) * 1e3;
+  if (heard !== null) now = heard.number >= epoch ? heard.us : Math.min(heard.us, now);
+  return Math.max(time, now);
 }
 
 const fail = (error: unknown): never => {

@@ -131,6 +131,8 @@ export class Permit {
   }
 }
 
+/** How long after its timeout a waiter is told what it would be told now, at most; in ms. */
+const ANSWER = 3_000;
 /** No two waiters of this program have the same number. */
 let lastWaiter = 0;
 
@@ -169,8 +171,8 @@ export class Limiter {
     return (await this.#desk.call(call)) as Decided;
   }
 
-  #permit({ key, weight }: Weighed, { held, isCounted }: Decided): Permit {
-    return Permit._of(this.#desk, { name: this.name, key, weight, held }, isCounted);
+  #permit({ key, weight }: Weighed, { held, isCounted, database }: Decided): Permit {
+    return Permit._of(this.#desk, { name: this.name, key, weight, held, database }, isCounted);
   }
 
   #decision(start: Weighed, decided: Decided, looks: boolean): Decision | Peek {
@@ -208,39 +210,45 @@ export class Limiter {
     const timeout = options?.timeout;
     const patience = timeout === undefined ? null : this.#milliseconds("timeout", timeout);
     signal?.throwIfAborted();
-    await this._open();
     const waiter = ++lastWaiter;
     const wait = { op: "wait", name: this.name, ...start, priority, patience, waiter } as const;
-    const started = this.#desk.call(wait) as Promise<Decided>;
     return new Promise((resolve, reject) => {
-      let hasLeft = false;
-      const leave = (reason: unknown) => {
-        hasLeft = true;
-        reject(reason);
-        this.#desk.call({ op: "leave", waiter }).catch(() => {});
-      };
+      let [hasAsked, hasLeft] = [false, false];
       const aborted = () => leave(signal?.reason);
-      signal?.addEventListener("abort", aborted, { once: true });
-      // Whoever has started has not left.
-      const expired = () => void this.#desk.call({ op: "leave", waiter }).then((seen) => seen && reject(timeoutOf(wait, seen)), reject);
-      const stop = patience === null ? () => {} : after(patience, expired);
+      let stop = () => {};
       const over = () => {
         stop();
         signal?.removeEventListener("abort", aborted);
       };
-      started.then(
-        (decided) => {
-          over();
-          const permit = this.#permit(start, decided);
-          // It had been decided when the waiter left.
-          if (hasLeft) permit.cancel().catch(() => {});
-          else resolve(permit);
-        },
-        (error) => {
-          over();
-          reject(error);
-        },
-      );
+      const leave = (reason: unknown) => {
+        hasLeft = true;
+        over();
+        reject(reason);
+        if (hasAsked) this.#desk.call({ op: "leave", waiter }).catch(() => {});
+      };
+      const expired = () => {
+        // Perhaps nobody answers.
+        stop = after(hasAsked ? ANSWER : 0, () => leave(timeoutOf(wait, 0)));
+        // Whoever has started has not left.
+        const left = (seen: Answer) => void (seen && (over(), reject(timeoutOf(wait, seen.retryAfter))));
+        if (hasAsked) this.#desk.call({ op: "leave", waiter }).then(left, leave);
+      };
+      if (patience !== null) stop = after(patience, expired);
+      signal?.addEventListener("abort", aborted, { once: true });
+      const asked = async () => {
+        await this._open();
+        if (hasLeft) return;
+        hasAsked = true;
+        const permit = this.#permit(start, (await this.#desk.call(wait)) as Decided);
+        over();
+        // It had been decided when the waiter left.
+        if (hasLeft) permit.cancel().catch(() => {});
+        else resolve(permit);
+      };
+      asked().catch((error) => {
+        over();
+        reject(error);
+      });
     });
   }
 

@@ -1,11 +1,11 @@
 // A store that all tabs and workers of an origin share: each is a client, and one of them leads and decides for all.
 //
 // *The protocol*, on channels (`BroadcastChannel`) of all, of the leader and of each client, so that a client that asks nothing, or is
-// frozen, hears of changes of leaders only:
+// frozen, hears of changes of leaders only. (A channel also hears what others send on it: so a client has the leader's only while it sends.)
 //
 // | message | from | says |
 // | --- | --- | --- |
-// | `begins` | a client | it has the lock of the leader, and reads the database |
+// | `begins` | a client | it has the lock of the leader, and reads the database; to all, and to whoever beats meanwhile |
 // | `leads` | the leader | which database and epoch it has; to all when it has begun, and to whoever beats |
 // | `call` | a client | a call, to the leader of this database and epoch; calls of a client have numbers |
 // | `placed` | the leader | the place of a call that waits |
@@ -15,33 +15,36 @@
 //
 // 1. *Who leads.* All ask for one lock (Web Locks), and whoever gets it leads until it dies: then the browser gives the lock to the next.
 // 2. *Nobody is stopped by a leader that stands still* (a frozen tab, an endless loop). Clients with open calls beat, and who hears
-//    nothing for `PATIENCE` steals the lock. The former leader may go on later: the database refuses what it writes (`Database` 1).
+//    nothing for `PATIENCE` steals the lock. Whoever has the lock tells them, also while it waits for the database. The former leader may go on later: the database refuses what it writes (`Database` 1).
 // 3. *Each leader is asked once.* A client sends an open call to each leader that it hears of, in order, and takes the first answer.
 //    A start of another answer is taken back: two leaders never answer with the same start, unless it holds units (`Leader` 4).
 
-import { type Clock, HeardTime } from "./clock.js";
+import { type Clock, type Epoch, HeardTime } from "./clock.js";
 import { Database } from "./database.js";
 import type { Answer, Call, Start } from "./decider.js";
 import { type Decided, type Engine, How } from "./engine.js";
 import { type LimitError, type PlainError, StoreClosed, StoreError, TimeoutError, errorOf } from "./errors.js";
-import { Leader, lockOf } from "./leader.js";
+import { Leader, lockOf, startOf } from "./leader.js";
 import type { Desk } from "./limiter.js";
 
-/** How often a client beats, after how many beats without an answer it takes over, and after which time it tries to lead again; in ms. */
+/** How often a client beats, in ms, and after how many beats without an answer it takes over. */
 const BEAT = 250;
 const PATIENCE = 8;
+/** After which time a client that has failed to lead tries again, in ms: at first, and at most. */
 const REST = 100;
+const LONGEST_REST = 5_000;
+/** How long it may take to begin, in ms. */
+const BEGINNING = 30_000;
 /** To so many clients a leader keeps a channel open. */
 const CLIENTS = 64;
 
-type Id = Leader["id"];
 type Told = PlainError & { readonly retryAfter?: number };
 type Message =
   | { readonly kind: "begins" }
-  | { readonly kind: "leads"; readonly id: Id; readonly time: number; readonly after: number; readonly holds?: Leader["holds"] }
+  | { readonly kind: "leads"; readonly by: Epoch; readonly time: number; readonly after: number; readonly holds?: Leader["holds"] }
   | {
       readonly kind: "call";
-      readonly to: Id;
+      readonly to: Epoch;
       readonly from: string;
       readonly id: number;
       readonly call: Call;
@@ -52,6 +55,7 @@ type Message =
       readonly kind: "answer";
       readonly to: string;
       readonly id: number;
+      readonly by: Epoch;
       readonly time: number;
       readonly answer?: Answer;
       readonly start?: Start;
@@ -73,7 +77,7 @@ export class Shared implements Desk {
   readonly #made: (unixUs: number) => Promise<Engine>;
   readonly #engine: Engine;
   readonly #me = crypto.randomUUID();
-  /** Of all; of this client; of the leader, while calls are open; and of the clients that this leader answers. */
+  /** Of all; of this client; of the leader, while something is sent; and of the clients that this leader answers. */
   readonly #all: BroadcastChannel;
   readonly #mine: BroadcastChannel;
   #outlet: BroadcastChannel | null = null;
@@ -86,8 +90,7 @@ export class Shared implements Desk {
   readonly #closing = new AbortController();
   #last = 0;
   /** The leader that was heard last, and this program, if it leads or has the lock. */
-  #known: Id | null = null;
-  #leader: Leader | null = null;
+  #known: Epoch | null = null;
   #stint: Stint | null = null;
   #timer: ReturnType<typeof setTimeout> | undefined;
   /** For how many beats no leader was heard. (A program that stood still itself has not listened.) */
@@ -95,6 +98,7 @@ export class Shared implements Desk {
   #after = BEAT;
   readonly #heard: HeardTime;
   #die = () => {};
+  #wake = () => {};
 
   private constructor(name: string, clock: Clock, made: (unixUs: number) => Promise<Engine>, engine: Engine) {
     this.#name = name;
@@ -112,6 +116,8 @@ export class Shared implements Desk {
     (await Database.open(databaseOf(name))).close();
     const shared = new Shared(name, clock, made, await made(0));
     await shared.#live();
+    // Whoever leads tells the time.
+    shared.#post({ kind: "beat", from: shared.#me });
     void shared.#stand();
     return shared;
   }
@@ -151,6 +157,7 @@ export class Shared implements Desk {
       this.#open.set(++this.#last, open);
       if (this.#known === null) this.#post({ kind: "beat", from: this.#me });
       else this.#send(this.#known, this.#last, open);
+      this.#wake();
       this.#wind();
     });
   }
@@ -161,8 +168,11 @@ export class Shared implements Desk {
 
   /** Sends a message to the leader, which may be this program. */
   #post(message: Message): void {
-    if (this.#leader !== null) return this.#lead(this.#leader, message);
-    this.#outlet ??= new BroadcastChannel(leaderOf(this.#name));
+    if (this.#stint !== null) return this.#lead(this.#stint, message);
+    if (this.#outlet === null) {
+      this.#outlet = new BroadcastChannel(leaderOf(this.#name));
+      queueMicrotask(() => this.#closeOutlet());
+    }
     this.#outlet.postMessage(message);
   }
 
@@ -171,23 +181,20 @@ export class Shared implements Desk {
     this.#outlet = null;
   }
 
-  #send(to: Id, id: number, { call, order }: Open): void {
+  #send(to: Epoch, id: number, { call, order }: Open): void {
     this.#post({ kind: "call", to, from: this.#me, id, call, order });
   }
 
   /** Beats while calls are open. (A leader has its own timers.) */
   #wind(): void {
     clearTimeout(this.#timer);
-    if (this.#leader !== null || this.#closing.signal.aborted) return;
-    if (this.#open.size > 0) this.#timer = setTimeout(() => this.#beat(), this.#after);
-    else if (this.#outlet !== null) this.#timer = setTimeout(() => this.#closeOutlet(), BEAT);
+    if (this.#stint?.leader || this.#closing.signal.aborted || this.#open.size === 0) return;
+    this.#timer = setTimeout(() => this.#beat(), this.#after);
   }
 
   #beat(): void {
-    if (this.#open.size === 0) return this.#wind();
-    // A leader, or one that begins to lead, waits for the database.
-    if (this.#stint !== null) this.#silent = 0;
-    else if (++this.#silent > PATIENCE) {
+    if (this.#open.size === 0) return;
+    if (++this.#silent > PATIENCE) {
       this.#silent = 0;
       void this.#hold({ steal: true });
     }
@@ -199,7 +206,7 @@ export class Shared implements Desk {
   #received(message: Message): void {
     if (this.#closing.signal.aborted) return;
     if (message.kind === "begins") this.#silent = 0;
-    if ("time" in message) this.#heard.hear(message.time);
+    if ("time" in message) this.#heard.hear(message.time, message.by);
     if (message.kind === "leads") return this.#led(message);
     if (!("to" in message) || message.to !== this.#me) return;
     const open = this.#open.get(message.id);
@@ -216,26 +223,25 @@ export class Shared implements Desk {
   }
 
   /** Hears of a leader, and asks it what is open. (3) */
-  #led({ id, after, holds }: Message & { kind: "leads" }): void {
+  #led({ by, after, holds }: Message & { kind: "leads" }): void {
     const known = this.#known;
     this.#silent = 0;
     this.#after = Math.min(BEAT, Math.max(1, Math.ceil(after)));
-    if (known?.born === id.born && known.epoch >= id.epoch) return known.epoch === id.epoch ? this.#wind() : undefined;
-    this.#known = id;
+    if (known?.database === by.database && known.number >= by.number) return known.number === by.number ? this.#wind() : undefined;
+    this.#known = by;
     const mine = new Set(this.#holds.values());
     for (const held of holds?.get(this.#me) ?? []) {
       if (!this.#open.has(held) && !mine.has(held)) this.#post({ kind: "forget", from: this.#me, id: held });
     }
-    for (const [number, open] of this.#open) this.#send(id, number, open);
+    for (const [number, open] of this.#open) this.#send(by, number, open);
     this.#wind();
   }
 
   /** Notes what an answered call changes here. */
   #took(id: number, call: Call, answer: Answer): void {
     if (call.op === "end") this.#holds.delete(holdOf(call.start));
-    if ((call.op === "decide" || call.op === "wait") && answer?.admitted && answer.holds) {
-      this.#holds.set(holdOf({ ...call, held: answer.held }), id);
-    }
+    const start = startOf(call, answer);
+    if (start !== null && answer?.holds) this.#holds.set(holdOf(start), id);
     if (call.op !== "leave" || answer === null) return;
     // Who has left is not asked for again.
     for (const [id, open] of this.#open) if (open.call.op === "wait" && open.call.waiter === call.waiter) this.#open.delete(id);
@@ -247,18 +253,24 @@ export class Shared implements Desk {
     this.call({ op: "end", start, how: How.cancelled, actual: 0, ...(holds && { hold: id }) }).catch(() => {});
   }
 
-  /** Does what a client asks the leader, which is this program. */
-  #lead(leader: Leader, message: Message): void {
+  /** Does what a client asks the leader, which is this program, or will be. */
+  #lead(stint: Stint, message: Message): void {
     if (!("from" in message)) return;
+    const { leader, since } = stint;
     const to = message.from;
     const reply = (message: Message) => {
-      if (leader !== this.#leader) return;
+      if (stint !== this.#stint) return;
       if (to === this.#me) this.#received(message);
       else this.#client(to).postMessage(message);
     };
-    if (message.kind === "beat") return reply({ kind: "leads", id: leader.id, time: leader.time, after: leader.beat() });
+    if (leader === null) {
+      if (message.kind === "beat" && performance.now() - since < BEGINNING) reply({ kind: "begins" });
+      return;
+    }
+    const by = leader.id;
+    if (message.kind === "beat") return reply({ kind: "leads", by, time: leader.time, after: leader.beat() });
     if (message.kind === "forget") return leader.forget(message.from, message.id);
-    if (message.kind !== "call" || !isSame(message.to, leader.id)) return;
+    if (message.kind !== "call" || !isSame(message.to, by)) return;
     const { id, call, order } = message;
     leader.ask({
       client: to,
@@ -267,14 +279,14 @@ export class Shared implements Desk {
       order,
       placed: (order) => reply({ kind: "placed", to, id, order }),
       answer: (answer) => {
-        const started = answer?.admitted && (call.op === "decide" || call.op === "wait");
-        const start = started && { start: { name: call.name, key: call.key, weight: call.weight, held: answer.held } };
-        reply({ kind: "answer", to, id, time: leader.time, answer, ...start });
+        stint.hasAnswered = true;
+        const start = startOf(call, answer);
+        reply({ kind: "answer", to, id, by, time: leader.time, answer, ...(start && { start }) });
       },
       refuse: (error) => {
         const { message, code = "store_failure", number = -9, retryAfter } = error as TimeoutError;
         const told = { message, code, number, ...(retryAfter !== undefined && { retryAfter }) };
-        reply({ kind: "answer", to, id, time: leader.time, error: told });
+        reply({ kind: "answer", to, id, by, time: leader.time, error: told });
       },
     });
   }
@@ -296,47 +308,52 @@ export class Shared implements Desk {
 
   /** Asks for the lock, and again whenever this program had it. (1) */
   async #stand(): Promise<void> {
-    while (!this.#closing.signal.aborted) {
-      const hasLed = await this.#hold({ signal: this.#closing.signal });
-      if (!hasLed) await new Promise((rested) => setTimeout(rested, REST));
+    for (let rest = REST; !this.#closing.signal.aborted; ) {
+      const { isStolen, hasAnswered } = await this.#hold({ signal: this.#closing.signal });
+      if (isStolen) continue;
+      await new Promise((rested) => setTimeout(rested, rest));
+      if (hasAnswered) rest = REST;
+      else rest = Math.min(2 * rest, LONGEST_REST);
+      // If nobody asks, nobody has to lead.
+      if (!hasAnswered && this.#open.size === 0) await new Promise<void>((wake) => (this.#wake = wake));
     }
   }
 
-  /** Waits for the lock, or steals it, and leads until it is lost. Returns whether it has led. (2) */
-  async #hold(options: LockOptions): Promise<boolean> {
-    const stint: Stint = { leader: null, inlet: null, isOver: false };
+  /** Waits for the lock, or steals it, and leads until it is lost. (2) */
+  async #hold(options: LockOptions): Promise<Stint> {
+    const stint: Stint = { leader: null, inlet: null, since: 0, isOver: false, isStolen: false, hasAnswered: false };
     try {
       await navigator.locks.request(`workglow-limit lead ${this.#name}`, options, () => this.#begin(stint));
     } catch (error) {
-      // (Else it was stolen, or this is closed.)
       const { name, message } = error as Error;
-      if (name !== "AbortError")
-        this.#refuse(error instanceof StoreError ? error : new StoreError(`leading: ${message}`, "store_failure", -9));
+      // (Or this was closed.)
+      stint.isStolen = name === "AbortError";
+      if (!stint.isStolen) this.#refuse(error instanceof StoreError ? error : new StoreError(`leading: ${message}`, "store_failure", -9));
     } finally {
       stint.isOver = true;
       stint.leader?.close();
       stint.inlet?.close();
-      if (this.#stint === stint) this.#stint = this.#leader = null;
+      if (this.#stint === stint) this.#stint = null;
       this.#wind();
     }
-    return stint.leader !== null;
+    return stint;
   }
 
   async #begin(stint: Stint): Promise<void> {
     if (this.#closing.signal.aborted || this.#stint !== null) return;
     this.#stint = stint;
+    stint.since = performance.now();
+    stint.inlet = new BroadcastChannel(leaderOf(this.#name));
+    stint.inlet.onmessage = ({ data }: MessageEvent<Message>) => this.#lead(stint, data);
     this.#all.postMessage({ kind: "begins" } satisfies Message);
     const database = await Database.open(databaseOf(this.#name), () => stint.leader?.close());
     try {
-      const origin = { database, client: this.#me, clock: this.#clock, made: this.#made, heard: () => this.#heard.now() };
-      const leader = (stint.leader = await Leader.begin(origin));
-      // It was stolen, or this was closed, meanwhile.
-      if (stint.isOver || this.#closing.signal.aborted) return leader.close();
-      this.#leader = leader;
-      const leads: Message = { kind: "leads", id: leader.id, time: leader.time, after: BEAT, holds: leader.holds };
-      this.#closeOutlet();
-      stint.inlet = new BroadcastChannel(leaderOf(this.#name));
-      stint.inlet.onmessage = ({ data }: MessageEvent<Message>) => this.#lead(leader, data);
+      // It may be stolen, or this closed, meanwhile.
+      const isOver = () => stint.isOver || this.#closing.signal.aborted;
+      const leader = await Leader.begin({ database, client: this.#me, clock: this.#clock, made: this.#made, heard: this.#heard, isOver });
+      if (isOver()) return leader.close();
+      stint.leader = leader;
+      const leads: Message = { kind: "leads", by: leader.id, time: leader.time, after: BEAT, holds: leader.holds };
       this.#all.postMessage(leads);
       this.#received(leads);
       await leader.ended;
@@ -359,8 +376,10 @@ export class Shared implements Desk {
     this.#refuse(this.#closed());
     this.#closing.abort();
     clearTimeout(this.#timer);
-    this.#leader?.close();
-    this.#leader = null;
+    this.#wake();
+    this.#stint?.leader?.close();
+    this.#stint?.inlet?.close();
+    this.#stint = null;
     for (const channel of [this.#all, this.#mine]) channel.close();
     this.#closeOutlet();
     for (const of of this.#clients) this.#closeClient(...of);
@@ -370,13 +389,18 @@ export class Shared implements Desk {
 
 /** A time for which a program has the lock. */
 interface Stint {
+  /** `null`: it begins. */
   leader: Leader | null;
   /** Where it hears of calls. */
   inlet: BroadcastChannel | null;
+  /** When it has begun, in ms. */
+  since: number;
   isOver: boolean;
+  isStolen: boolean;
+  hasAnswered: boolean;
 }
 
 const leaderOf = (name: string): string => `workglow-limit leader ${name}`;
 const databaseOf = (name: string): string => `workglow-limit ${name}`;
-const isSame = (a: Id, b: Id): boolean => a.born === b.born && a.epoch === b.epoch;
-const holdOf = ({ name, key, held }: Omit<Start, "weight">): string => JSON.stringify([name, key, held]);
+const isSame = (a: Epoch, b: Epoch): boolean => a.database === b.database && a.number === b.number;
+const holdOf = ({ name, key, held, database }: Start): string => JSON.stringify([name, key, held, database]);
