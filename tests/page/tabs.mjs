@@ -2,6 +2,7 @@
 //
 // It needs Chromium (CHROMIUM=path, or a usual name in PATH) and the built entry (`make web`): `skip` says what is missing.
 import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
 import { existsSync, readFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { delimiter, join } from "node:path";
@@ -25,16 +26,19 @@ const PATIENCE = 240_000;
 
 // What pages and workers have.
 const TEXTS = {
-  // Tells the server of each start: when its call began and ended. Ends when the limit is used up.
+  // Tells the server of each start. Its call lies between two moments of the server, whose clock is that of all. Ends when the limit is used up.
   "/storm.js": `
 import { open } from "/index.js";
-const now = () => performance.timeOrigin + performance.now();
 export async function storm(store, policy, retries) {
   const limiter = (await open(store)).limiter("storm", policy);
   for (;;) {
-    const before = now();
-    const permit = await limiter.tryAcquire();
-    if (permit !== null) await fetch("/started", { method: "POST", body: JSON.stringify([before, now()]), keepalive: true });
+    const before = retries ? await (await fetch("/now")).text() : "0";
+    // (While many die, some calls fail.)
+    const permit = await limiter.tryAcquire().catch((error) => {
+      if (error.code !== "store_failure") throw error;
+    });
+    if (permit === undefined) continue;
+    if (permit !== null) await fetch("/started", { method: "POST", body: before, keepalive: true });
     else if (!retries) return;
     else await new Promise((resolve) => setTimeout(resolve, 5 + 20 * Math.random()));
   }
@@ -77,11 +81,13 @@ export class Tabs {
 
   static async launch() {
     const tabs = new Tabs();
-    tabs.#browser = await chromium.launch({ executablePath, args: ARGS });
+    tabs.#browser = await chromium.launch({ executablePath, args: ARGS, timeout: PATIENCE });
     tabs.#server = createServer((request, response) => {
+      if (request.url === "/now") return response.end(`${performance.now()}`);
       if (request.url === "/started") {
+        const took = (body) => void (tabs.starts.push([Number(body), performance.now()]), response.end());
         let body = "";
-        request.on("data", (data) => (body += data)).on("end", () => void (tabs.starts.push(JSON.parse(body)), response.end()));
+        request.on("data", (data) => (body += data)).on("end", () => took(body));
         return;
       }
       const file = request.url === "/cases.mjs" ? join(root, "bindings/node/test/web/cases.mjs") : join(built, request.url);
@@ -134,6 +140,28 @@ export class Tabs {
     await this.#browser?.close();
     this.#server?.close();
   }
+}
+
+/** Starts a browser of its own with this profile, to be killed. */
+export async function kept(profile) {
+  const args = [...ARGS, "--headless", "--remote-debugging-port=0", `--user-data-dir=${profile}`, "about:blank"];
+  const program = spawn(executablePath, args, { detached: true, stdio: ["ignore", "ignore", "pipe"] });
+  const over = new Promise((over) => program.once("close", over));
+  const kill = () => {
+    if (program.exitCode === null && program.signalCode === null) process.kill(-program.pid, "SIGKILL");
+    return over;
+  };
+  const address = await new Promise((told, failed) => {
+    let text = "";
+    program.stderr.on("data", (data) => {
+      text += data;
+      const [, address] = /DevTools listening on (ws:\S+)/.exec(text) ?? [];
+      if (address) told(address);
+    });
+    program.once("error", failed).once("close", () => failed(new Error(`the browser has ended: ${text}`)));
+  });
+  const browser = await chromium.connectOverCDP(address, { timeout: PATIENCE });
+  return { context: browser.contexts()[0], kill };
 }
 
 /** Crashes a page's process. */

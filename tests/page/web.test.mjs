@@ -1,15 +1,19 @@
 // `indexeddb:` of workglow-limit/web in a real browser: tabs and workers of one origin share a limit, whoever dies, reloads or stands still.
 import assert from "node:assert/strict";
-import { readFileSync, readdirSync } from "node:fs";
+import { mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
+import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { casesOf, isLacking, kindOf, policyOf, KINDS } from "../../bindings/node/test/web/cases.mjs";
+import { changes } from "./changes.mjs";
 import { faults } from "./faults.mjs";
-import { Tabs, crash, skip } from "./tabs.mjs";
+import { Tabs, crash, kept, skip } from "./tabs.mjs";
 
 let tabs;
 before(async () => void (skip || (tabs = await Tabs.launch())));
 after(() => tabs?.close());
+
+test("Chromium and the built entry are there", { skip: !process.env.WGL_ALL }, () => assert.equal(skip, false));
 
 test("the vectors hold, with another leader before each step", { skip }, async (t) => {
   const vectors = join(import.meta.dirname, "../vectors");
@@ -59,6 +63,31 @@ test("a limit is remembered when all tabs were closed", { skip }, async (t) => {
     return [await remaining(kept), await remaining(kept, "other"), await remaining(kept, "small"), closed, await remaining(gone, "a")];
   });
   assert.deepEqual(seen, [4, 6, 1, false, 1]);
+});
+
+test("what was told is on the disk when the whole browser is killed", { skip }, async (t) => {
+  const profile = mkdtempSync(join(tmpdir(), "wgl-profile-"));
+  t.after(() => rmSync(profile, { recursive: true, force: true, maxRetries: 9 }));
+  const seen = [];
+  for (const count of [3, 1]) {
+    const { context, kill } = await kept(profile);
+    t.after(kill);
+    const page = await tabs.page(context);
+    const told = await page.evaluate(async (count) => {
+      const store = await web.open("indexeddb:disk");
+      const [limiter, slots] = [store.limiter("disk", "5/1h"), store.limiter("slots", "4 concurrent")];
+      window.permits = [];
+      for (let i = 0; i < count; i++) window.permits.push(await limiter.tryAcquire(), await slots.tryAcquire());
+      return [window.permits.every(Boolean), (await limiter.peek()).remaining, (await slots.peek()).remaining];
+    }, count);
+    seen.push(told);
+    await kill();
+  }
+  // Those who held slots are dead.
+  assert.deepEqual(seen, [
+    [true, 2, 1],
+    [true, 1, 3],
+  ]);
 });
 
 test("eight tabs and four workers use a limit up, while they are killed, reloaded and frozen", { skip }, async (t) => {
@@ -127,4 +156,4 @@ test("no window holds more, while a leader stands still and goes on", { skip }, 
   assert.ok(most <= limit, `${most} starts in ${window} ms`);
 });
 
-for (const [name, body] of faults) test(name, { skip }, (t) => body(t, tabs));
+for (const [name, body] of [...faults, ...changes]) test(name, { skip }, (t) => body(t, tabs));
