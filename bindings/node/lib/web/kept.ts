@@ -165,8 +165,9 @@ export class Kept {
     this.#records.set(idOf(...id), change);
   }
 
-  get isChanged(): boolean {
-    return this.#records.size > 0;
+  /** How many changes are to be written. */
+  get changes(): number {
+    return this.#records.size;
   }
 
   /** Writes all changes. (2) */
@@ -185,7 +186,7 @@ export class Kept {
       throw error;
     }
     // What is in memory and in the database is the same.
-    if (!this.isChanged && this.#loaded.size > LOADED) this.#loaded.clear();
+    if (this.changes === 0 && this.#loaded.size > LOADED) this.#loaded.clear();
   }
 
   /** Finds state that no longer matters. The next write removes it. (4) */

@@ -22,6 +22,8 @@ const DOZE = 1_000;
 const AGAIN = 1_000;
 /** So many calls are answered with one write. */
 const BATCH = 1_000;
+/** So many changes wait for a write to succeed. */
+const MOST = 2_000;
 /** The name of the lock that a client holds as long as it lives. */
 export const lockOf = (client: string): string => `workglow-limit client ${client}`;
 
@@ -260,7 +262,7 @@ export class Leader {
   /** Writes all changes, and tells what was decided. (1) */
   async #write(): Promise<void> {
     const [untold, asked] = [this.#untold, performance.now()];
-    if (!this.#kept.isChanged) return;
+    if (this.#kept.changes === 0) return;
     this.#untold = [];
     try {
       await this.#kept.write();
@@ -282,6 +284,8 @@ export class Leader {
       const start = startOf(call, answer);
       if (start !== null) this.#endHold(client, id, { start, decided: answer! }, How.cancelled);
     }
+    // What was not told may be forgotten: the next one begins with what is written.
+    if (this.#kept.changes > MOST) return this.close();
     clearTimeout(this.#again);
     this.#again = setTimeout(() => void this.#run(), AGAIN);
   }

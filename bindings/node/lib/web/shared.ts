@@ -1,31 +1,21 @@
-// A store that all tabs and workers of an origin share: each is a client, and one of them leads and decides for all.
-//
-// *The protocol*, on channels (`BroadcastChannel`) of all, of the leader and of each client, so that a client that asks nothing, or is
-// frozen, hears of changes of leaders only. (A channel also hears what others send on it: so a client has the leader's only while it sends.)
-//
-// | message | from | says |
-// | --- | --- | --- |
-// | `begins` | a client | it has the lock of the leader, and reads the database; to all, and to whoever beats meanwhile |
-// | `leads` | the leader | which database and epoch it has; to all when it has begun, and to whoever beats |
-// | `call` | a client | a call, to the leader of this database and epoch; calls of a client have numbers |
-// | `placed` | the leader | the place of a call that waits |
-// | `answer` | the leader | the answer of a call, or its error |
-// | `forget` | a client | it does not know this call, whose start holds units |
-// | `beat` | a client | it waits for answers |
+// A store that all tabs and workers of an origin share: each is a client, and one of them leads and decides for all. (`messages.ts`: what
+// they tell each other.)
 //
 // 1. *Who leads.* All ask for one lock (Web Locks), and whoever gets it leads until it dies: then the browser gives the lock to the next.
 // 2. *Nobody is stopped by a leader that stands still* (a frozen tab, an endless loop). Clients with open calls beat, and who hears
-//    nothing for `PATIENCE` steals the lock. Whoever has the lock tells them, also while it waits for the database. The former leader may go on later: the database refuses what it writes (`Database` 1).
+//    nothing for `PATIENCE` steals the lock. Whoever has the lock answers beats, also while it waits for the database. The former leader
+//    may go on later: the database refuses what it writes (`Database` 1).
 // 3. *Each leader is asked once.* A client sends an open call to each leader that it hears of, in order, and takes the first answer.
-//    A start of another answer is taken back: two leaders never answer with the same start, unless it holds units (`Leader` 4).
+//    A start of another answer is taken back: two leaders never answer with the same start, unless it holds units (`Leader` 3).
 
 import { type Clock, type Epoch, HeardTime } from "./clock.js";
 import { Database } from "./database.js";
 import type { Answer, Call, Start } from "./decider.js";
 import { type Decided, type Engine, How } from "./engine.js";
-import { type LimitError, type PlainError, StoreClosed, StoreError, TimeoutError, errorOf } from "./errors.js";
+import { type LimitError, StoreClosed, StoreError, TimeoutError, errorOf } from "./errors.js";
 import { Leader, lockOf, startOf } from "./leader.js";
 import type { Desk } from "./limiter.js";
+import type { Message } from "./messages.js";
 
 /** How often a client beats, in ms, and after how many beats without an answer it takes over. */
 const BEAT = 250;
@@ -37,32 +27,6 @@ const LONGEST_REST = 5_000;
 const BEGINNING = 30_000;
 /** To so many clients a leader keeps a channel open. */
 const CLIENTS = 64;
-
-type Told = PlainError & { readonly retryAfter?: number };
-type Message =
-  | { readonly kind: "begins" }
-  | { readonly kind: "leads"; readonly by: Epoch; readonly time: number; readonly after: number; readonly holds?: Leader["holds"] }
-  | {
-      readonly kind: "call";
-      readonly to: Epoch;
-      readonly from: string;
-      readonly id: number;
-      readonly call: Call;
-      readonly order?: number | undefined;
-    }
-  | { readonly kind: "placed"; readonly to: string; readonly id: number; readonly order: number }
-  | {
-      readonly kind: "answer";
-      readonly to: string;
-      readonly id: number;
-      readonly by: Epoch;
-      readonly time: number;
-      readonly answer?: Answer;
-      readonly start?: Start;
-      readonly error?: Told;
-    }
-  | { readonly kind: "forget"; readonly from: string; readonly id: number }
-  | { readonly kind: "beat"; readonly from: string };
 
 interface Open {
   readonly call: Call;
