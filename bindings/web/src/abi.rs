@@ -38,7 +38,9 @@ impl Store {
         match answer {
             Ok(number) => number as i32,
             Err(error) => {
-                self.text = format!("{} {error}", error.name()).into_bytes();
+                let text = format!("{} {error}", error.name());
+                // Nothing is forgotten here.
+                self.text = text.trim_end_matches(", or forget this one first").into();
                 error.code()
             }
         }

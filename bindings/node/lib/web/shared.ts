@@ -17,8 +17,12 @@ import { Leader, lockOf, startOf } from "./leader.js";
 import type { Desk } from "./limiter.js";
 import type { Message } from "./messages.js";
 
-/** How often a client beats, in ms, and after how many beats without an answer it takes over. */
+/**
+ * How often a client beats, in ms, also if the leader has something to do before, whose own timers may be slow; and after how many beats
+ * without an answer it takes over.
+ */
 const BEAT = 250;
+const SOON = 20;
 const PATIENCE = 8;
 /** After which time a client that has failed to lead tries again, in ms: at first, and at most. */
 const REST = 100;
@@ -122,7 +126,8 @@ export class Shared implements Desk {
       if (this.#known === null) this.#post({ kind: "beat", from: this.#me });
       else this.#send(this.#known, this.#last, open);
       this.#wake();
-      this.#wind();
+      // (Those who ask all the time beat, too.)
+      if (this.#open.size === 1) this.#wind();
     });
   }
 
@@ -190,7 +195,7 @@ export class Shared implements Desk {
   #led({ by, after, holds }: Message & { kind: "leads" }): void {
     const known = this.#known;
     this.#silent = 0;
-    this.#after = Math.min(BEAT, Math.max(1, Math.ceil(after)));
+    this.#after = Math.min(BEAT, Math.max(SOON, Math.ceil(after)));
     if (known?.database === by.database && known.number >= by.number) return known.number === by.number ? this.#wind() : undefined;
     this.#known = by;
     const mine = new Set(this.#holds.values());

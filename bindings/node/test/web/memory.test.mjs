@@ -271,3 +271,9 @@ test("a signal that aborts while the limit is declared ends the wait", { skip },
   leaving.abort();
   await assert.rejects(waiting, { name: "AbortError" });
 });
+
+test("a limit of another kind needs another name: the error says so", { skip }, async () => {
+  const store = await web.open("memory:");
+  await store.limiter("one", "3/1h").peek();
+  await assert.rejects(store.limiter("one", "2 concurrent").peek(), { code: "kind_mismatch", message: /: use another name$/ });
+});
