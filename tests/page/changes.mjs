@@ -66,8 +66,7 @@ test("an override that another version wrote counts as used, and stops nobody", 
     await change("override");
     const seen = [];
     // Whoever does not declare it finds it, too.
-    for (const one of [limiter, store.limiter("whole")])
-      for (const key of ["", "new"]) seen.push((await one.tryAcquire({ key })) !== null);
+    for (const one of [limiter, store.limiter("whole")]) for (const key of ["", "new"]) seen.push((await one.tryAcquire({ key })) !== null);
     for (const key of ["own", "new"]) seen.push((await planned.tryAcquire({ key })) !== null);
     seen.push((await store.limiter("other", "3/1h").tryAcquire()) !== null, (await slots.peek({ key: "a" })).remaining);
     await held.complete();
@@ -304,4 +303,18 @@ test("what could not be written is forgotten some time", async (t, tabs) => {
   assert.equal(failed, 5_000);
   assert.ok(written <= 3_500, `${written} changes`);
   assert.equal(remaining, 2);
+});
+
+test("whoever asks all the time takes over from a leader that stands still", async (t, tabs) => {
+  const remaining = await tabs.run(t, async () => {
+    window.worker = await hanging("indexeddb:often", "3/1h", "onmessage = hang;");
+    const limiter = (await web.open("indexeddb:often")).limiter("hanging");
+    await limiter.peek();
+    window.worker.postMessage(null);
+    const asking = setInterval(() => limiter.peek().catch(() => {}), 50);
+    const { remaining } = await limiter.peek();
+    clearInterval(asking);
+    return remaining;
+  });
+  assert.equal(remaining, 3);
 });

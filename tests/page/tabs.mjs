@@ -146,7 +146,7 @@ export class Tabs {
 export async function kept(profile) {
   const args = [...ARGS, "--headless", "--remote-debugging-port=0", `--user-data-dir=${profile}`, "about:blank"];
   const program = spawn(executablePath, args, { detached: true, stdio: ["ignore", "ignore", "pipe"] });
-  const over = new Promise((over) => program.once("close", over));
+  const over = new Promise((over) => program.once("exit", over));
   const kill = () => {
     if (program.exitCode === null && program.signalCode === null) process.kill(-program.pid, "SIGKILL");
     return over;
@@ -158,7 +158,7 @@ export async function kept(profile) {
       const [, address] = /DevTools listening on (ws:\S+)/.exec(text) ?? [];
       if (address) told(address);
     });
-    program.once("error", failed).once("close", () => failed(new Error(`the browser has ended: ${text}`)));
+    program.once("error", failed).once("exit", () => failed(new Error(`the browser has ended: ${text}`)));
   });
   const browser = await chromium.connectOverCDP(address, { timeout: PATIENCE });
   return { context: browser.contexts()[0], kill };
