@@ -230,7 +230,12 @@ export class Limiter {
         // Perhaps nobody answers.
         stop = after(hasAsked ? ANSWER : 0, () => leave(timeoutOf(wait, 0)));
         // Whoever has started has not left.
-        const left = (seen: Answer) => void (seen && (over(), reject(timeoutOf(wait, seen.retryAfter))));
+        const left = (seen: Answer) => {
+          if (seen === null) return;
+          hasLeft = true;
+          over();
+          reject(timeoutOf(wait, seen.retryAfter));
+        };
         if (hasAsked) this.#desk.call({ op: "leave", waiter }).then(left, leave);
       };
       if (patience !== null) stop = after(patience, expired);

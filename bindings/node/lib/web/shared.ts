@@ -60,6 +60,8 @@ export class Shared implements Desk {
   /** The leader that was heard last, and this program, if it leads or has the lock. */
   #known: Epoch | null = null;
   #stint: Stint | null = null;
+  /** What was told of leaders while this program has the lock, as far as it knows. */
+  #later: (Message & { kind: "leads" })[] = [];
   #timer: ReturnType<typeof setTimeout> | undefined;
   /** For how many beats no leader was heard. (A program that stood still itself has not listened.) */
   #silent = 0;
@@ -192,9 +194,12 @@ export class Shared implements Desk {
   }
 
   /** Hears of a leader, and asks it what is open. (3) */
-  #led({ by, after, holds }: Message & { kind: "leads" }): void {
+  #led(message: Message & { kind: "leads" }): void {
+    const { by, after, holds } = message;
     const known = this.#known;
     this.#silent = 0;
+    // It has lost the lock, perhaps, and will be told so.
+    if (this.#stint !== null && (this.#stint.leader === null || !isSame(this.#stint.leader.id, by))) return void this.#later.push(message);
     this.#after = Math.min(BEAT, Math.max(SOON, Math.ceil(after)));
     if (known?.database === by.database && known.number >= by.number) return known.number === by.number ? this.#wind() : undefined;
     this.#known = by;
@@ -303,6 +308,7 @@ export class Shared implements Desk {
       stint.leader?.close();
       stint.inlet?.close();
       if (this.#stint === stint) this.#stint = null;
+      for (const message of this.#later.splice(0)) this.#led(message);
       this.#wind();
     }
     return stint;
