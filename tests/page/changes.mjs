@@ -318,3 +318,27 @@ test("whoever asks all the time takes over from a leader that stands still", asy
   });
   assert.equal(remaining, 3);
 });
+
+test("a leader that learns late that it has lost the lock asks the next one", async (t, tabs) => {
+  const seen = await tabs.run(t, async () => {
+    // The first store is told late.
+    const { request } = LockManager.prototype;
+    let told;
+    const later = new Promise((tell) => (told = tell));
+    LockManager.prototype.request = function (...given) {
+      const asked = request.apply(this, given);
+      return asked.catch((error) => later.then(() => Promise.reject(error)));
+    };
+    const first = (await web.open("indexeddb:lost")).limiter("lost", "3/1h");
+    await first.peek();
+    LockManager.prototype.request = request;
+    const second = (await web.open("indexeddb:lost")).limiter("lost", "3/1h");
+    await second.peek();
+    await change("lost");
+    const before = first.tryAcquire();
+    await second.peek();
+    told();
+    return [await before, await first.tryAcquire()].every(Boolean);
+  });
+  assert.equal(seen, true);
+});
