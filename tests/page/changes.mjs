@@ -342,3 +342,25 @@ test("a leader that learns late that it has lost the lock asks the next one", as
   });
   assert.equal(seen, true);
 });
+
+test("a module that fails is an error of one call, and the next leader has a new one", async (t, tabs) => {
+  const seen = await tabs.run(t, async () => {
+    const { instantiate } = WebAssembly;
+    let fails = false;
+    WebAssembly.instantiate = async (...given) => {
+      const { exports } = await instantiate(...given);
+      const wgl_decide = (...given) => {
+        if (!fails) return exports.wgl_decide(...given);
+        fails = false;
+        throw new WebAssembly.RuntimeError("unreachable");
+      };
+      return { exports: { ...exports, wgl_decide } };
+    };
+    const limiter = (await web.open("indexeddb:fails")).limiter("fails", "3/1h");
+    await limiter.tryAcquire();
+    fails = true;
+    const told = await limiter.tryAcquire().catch(({ code, message }) => `${code}: ${message}`);
+    return [told, (await limiter.peek()).remaining];
+  });
+  assert.deepEqual(seen, ["store_failure: the leader has failed: RuntimeError: unreachable", 2]);
+});
