@@ -251,6 +251,13 @@ pub extern "C" fn wgl_load(store: &mut Store, limit: usize, key: usize, by: f64,
     i32::from(!is_whole)
 }
 
+/// Forgets a key that can be restored, and its policies. Text: key.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_drop(store: &mut Store, limit: usize, key: usize) {
+    let [key] = store.texts([key]);
+    store.limits.drop_key(limit, &key);
+}
+
 /// Gives a start of a lost key its units back. `numbers` has the start. Text: key.
 #[unsafe(no_mangle)]
 pub extern "C" fn wgl_hold(store: &mut Store, limit: usize, key: usize, weight: f64) {

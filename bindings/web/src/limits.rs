@@ -116,6 +116,7 @@ impl Limits {
 
     /// Puts policies above the declared ones, of the limit or of a key: each overrides the part of its kind.
     pub fn set_override(&mut self, name: &str, text: &str, key: Option<&str>, at: Moment) -> Result<()> {
+        check_key(key.unwrap_or_default())?;
         let number = self.next();
         let parts = self.known(name)?;
         let policies = policy::parse_policies(text)?;
@@ -147,6 +148,7 @@ impl Limits {
 
     /// Removes what was put above the declared policies, of the limit or of a key.
     pub fn lift(&mut self, name: &str, key: Option<&str>, at: Moment) -> Result<()> {
+        check_key(key.unwrap_or_default())?;
         let number = self.next();
         for part in self.known(name)? {
             match key {
@@ -285,6 +287,14 @@ impl Limits {
                 // There may have been a gate of all keys.
                 part.gate = part.gate.max(until);
             }
+        }
+    }
+
+    /// Forgets a key that can be restored, and its policies.
+    pub fn drop_key(&mut self, limit: usize, key: &str) {
+        for part in self.all.get_mut(limit).into_iter().flatten() {
+            part.keys.remove(key);
+            part.plans.remove(key);
         }
     }
 

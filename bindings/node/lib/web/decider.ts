@@ -15,8 +15,9 @@ export interface Start {
   readonly key: string;
   readonly weight: number;
   readonly held: readonly number[];
-  /** Where it is known, if in a database. */
+  /** In which database it is known, if in one, and what no other start in it is called. */
   readonly database?: string | undefined;
+  readonly id?: string | undefined;
 }
 
 /** A call. */
@@ -105,11 +106,10 @@ export class Decider {
         break;
       }
       case "peek":
-        return this.#look(call, time);
       case "decide": {
         this.#line(call)?.advance();
         const line = this.#line(call);
-        if (line === undefined) return this.#engine.decide(this.#limit(call.name), call.key, call.weight, time);
+        if (line === undefined) return this.#engine.decide(this.#limit(call.name), call.key, call.weight, time, call.op === "peek");
         // (2)
         return behind(this.#look(call, time), line.next);
       }
@@ -132,6 +132,11 @@ export class Decider {
     }
     for (const line of [...(this.#lines.get(call.name)?.values() ?? [])]) line.advance();
     return null;
+  }
+
+  /** Whether somebody waits for a key. */
+  isAwaited(name: string, key: string): boolean {
+    return this.#line({ name, key }) !== undefined;
   }
 
   #line({ name, key }: { name: string; key: string }): Line | undefined {

@@ -21,6 +21,7 @@ interface Exports {
   wgl_number(store: number, least: number): number;
   wgl_save(store: number, limit: number, key: number, from: number, to: number): number;
   wgl_load(store: number, limit: number, key: number, by: number, from: number, to: number): number;
+  wgl_drop(store: number, limit: number, key: number): void;
   wgl_hold(store: number, limit: number, key: number, weight: number): void;
   wgl_overriding(store: number, limit: number, key: number, hasKey: number): void;
   wgl_part(store: number, limit: number, part: number): void;
@@ -53,8 +54,9 @@ export interface Decided {
   readonly awaitsEnd: boolean;
   /** How the parts of the limit know the start. */
   readonly held: readonly number[];
-  /** In which database, if in one. */
+  /** In which database, if in one, and what no other start in it is called. */
   readonly database?: string;
+  readonly id?: string;
 }
 
 /** The numbers of a decision, and then those of the start in each part. */
@@ -207,6 +209,12 @@ export class Engine {
   load(limit: number, key: string, words: Uint8Array, by: number, time: Time): boolean {
     const [length] = this.#pass(key, words);
     return this.#exports.wgl_load(this.#store, limit, length!, by, ...time) !== 0;
+  }
+
+  /** Forgets a key that can be restored, and its policies. */
+  drop(limit: number, key: string): void {
+    const [length] = this.#pass(key);
+    this.#exports.wgl_drop(this.#store, limit, length!);
   }
 
   /** Gives a start of a lost key its units back. */

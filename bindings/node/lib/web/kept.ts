@@ -5,6 +5,7 @@
 // 2. *Changes are written together*, as they are when that happens. Those of a write that fails are part of the next one.
 // 3. *What cannot be read counts as used*, and concerns no other key: a longest window without starts. Units that are held stay so.
 // 4. *What no longer matters is removed*, some keys at a time.
+// 5. *Memory is bounded.* When many or large keys were used, those for which nobody waits leave it, as they are in the database.
 
 import type { LeaderClock } from "./clock.js";
 import type { Begun, Change, Database, KeyRecord } from "./database.js";
@@ -16,8 +17,9 @@ const SWEEP = 10e6;
 const SWEPT = 200;
 /** So many changes of a policy are remembered; older state is taken to be from before all of them. */
 const CHANGES = 16;
-/** So many keys are known to be in memory. */
+/** After so many keys, or bytes of their states, keys leave memory. */
 const LOADED = 50_000;
+const BYTES = 32e6;
 
 interface LimitRecord {
   readonly policy: string;
@@ -27,29 +29,44 @@ interface LimitRecord {
   readonly changed: readonly number[];
 }
 
+/** What this needs. */
+interface Parts {
+  readonly database: Database;
+  readonly engine: Engine;
+  readonly clock: LeaderClock;
+  readonly epoch: number;
+  /** Returns the starts that hold units. */
+  readonly holds: () => readonly { readonly start: Start }[];
+  /** Returns whether somebody waits for a key. */
+  readonly isAwaited: (name: string, key: string) => boolean;
+}
+
 export class Kept {
   readonly #database: Database;
   readonly #engine: Engine;
   readonly #clock: LeaderClock;
   readonly #epoch: number;
-  readonly #holds: () => readonly { readonly start: Start }[];
+  readonly #holds: Parts["holds"];
+  readonly #isAwaited: Parts["isAwaited"];
   readonly #limits = new Map<string, LimitRecord>();
   /** The limits whose record cannot be read. */
   readonly #lost = new Set<string>();
-  /** The keys that are in memory. */
+  /** The keys that are in memory; how many may be; and how many bytes were read and written since some have left. */
   readonly #loaded = new Set<string>();
+  #most = LOADED;
+  #bytes = 0;
   /** What is to be written, and the limits whose keys are to be removed before. */
   #records = new Map<string, () => Change>();
   #clears = new Set<string>();
   #sweepAt = 0;
 
-  /** `holds`: the starts that hold units. */
-  constructor(database: Database, engine: Engine, clock: LeaderClock, epoch: number, holds: () => readonly { readonly start: Start }[]) {
+  constructor({ database, engine, clock, epoch, holds, isAwaited }: Parts) {
     this.#database = database;
     this.#engine = engine;
     this.#clock = clock;
     this.#epoch = epoch;
     this.#holds = holds;
+    this.#isAwaited = isAwaited;
   }
 
   /** Declares the limits that were written. */
@@ -101,6 +118,7 @@ export class Kept {
       if (plan !== undefined) this.#engine.override(name, plan as string, key, now);
       if (record === undefined || this.#clears.has(name)) return;
       const { saved, words } = record;
+      this.#bytes += words.length;
       const { changed } = this.#limits.get(name)!;
       const by = changed.length < CHANGES || saved >= changed[0]! ? changed.find((time) => time >= saved) : saved;
       if (this.#engine.load(number, key, words, by ?? now[1], now)) this.#lose(name, key);
@@ -151,8 +169,14 @@ export class Kept {
     this.change(["keys", name, key], () => {
       const now = this.#clock.now();
       const state = this.#engine.save(this.#number(name), key, now);
+      this.#bytes += state?.words.length ?? 0;
       return ["keys", [name, key], state && ({ ...state, saved: now[1] } satisfies KeyRecord)];
     });
+  }
+
+  /** Notes that the time is to be written: every write does that. */
+  changeTime(): void {
+    this.change(["about"], () => ["about", 0, null]);
   }
 
   /** Removes all keys of a limit. */
@@ -186,7 +210,20 @@ export class Kept {
       throw error;
     }
     // What is in memory and in the database is the same.
-    if (this.changes === 0 && this.#loaded.size > LOADED) this.#loaded.clear();
+    if (this.changes === 0 && (this.#loaded.size > this.#most || this.#bytes > BYTES)) this.#drop();
+  }
+
+  /** Lets keys leave memory. (5) */
+  #drop(): void {
+    for (const id of this.#loaded) {
+      const [name, key] = JSON.parse(id) as [string, string];
+      // (With "", there are the gates of all keys.)
+      if (key === "" || this.#isAwaited(name, key)) continue;
+      this.#engine.drop(this.#number(name), key);
+      this.#loaded.delete(id);
+    }
+    this.#most = Math.max(LOADED, 2 * this.#loaded.size);
+    this.#bytes = 0;
   }
 
   /** Finds state that no longer matters. The next write removes it. (4) */

@@ -8,7 +8,11 @@
 //    an earlier leader than the last that wrote, uses the earlier of both.
 // 3. *A start that holds units has the name of its client and call*, and is written with the words of its key. So the next leader
 //    answers that call with that start; ends it, if the client does not know it; and if the client dies, whose lock is free then.
+// 4. *Units are given back once.* A client that was not answered, or with an error, may end a start again. So each start that was
+//    cancelled or settled is remembered, and written with the words of its key, until its client says that it ends it no more. (A start
+//    that holds units is one that is not held any more.)
 
+import { lockOf } from "./channels.js";
 import { type Clock, type Epoch, type HeardTime, LeaderClock } from "./clock.js";
 import { type About, type Begun, type Database, NotLeading } from "./database.js";
 import { type Answer, type Call, Decider, type Start } from "./decider.js";
@@ -24,8 +28,6 @@ const AGAIN = 1_000;
 const BATCH = 1_000;
 /** So many changes wait for a write to succeed. */
 const MOST = 2_000;
-/** The name of the lock that a client holds as long as it lives. */
-export const lockOf = (client: string): string => `workglow-limit client ${client}`;
 
 interface Hold {
   readonly start: Start;
@@ -39,6 +41,8 @@ interface Asked {
   readonly call: Call;
   /** Its place among those who wait, if it had one. */
   readonly order?: number | undefined;
+  /** The starts that the client ends no more. (4) */
+  readonly known: readonly string[];
   readonly answer: (answer: Answer) => void;
   readonly refuse: (error: unknown) => void;
   readonly placed?: (order: number) => void;
@@ -50,8 +54,13 @@ interface Untold {
 }
 
 interface Client {
-  /** The places of those who wait. */
-  readonly waiters: Map<number, number>;
+  /** The calls that are not answered. */
+  readonly open: Set<number>;
+  /** The places of those who wait, and their calls. */
+  readonly waiters: Map<number, { readonly place: number; readonly id: number }>;
+  /** The starts that were cancelled or settled, and whether any were written. (4) */
+  readonly ended: Set<string>;
+  hasRecord: boolean;
 }
 
 /** Where a leader comes from. */
@@ -86,13 +95,21 @@ export class Leader {
   #again: ReturnType<typeof setTimeout> | undefined;
   #shownAt = Number.NEGATIVE_INFINITY;
   #place = 0;
+  #starts = 0;
 
   private constructor(database: Database, engine: Engine, clock: LeaderClock, id: Epoch) {
     this.#database = database;
     this.#clock = clock;
     this.id = id;
     this.#decider = new Decider(engine, clock);
-    this.#kept = new Kept(database, engine, clock, id.number, () => [...this.#holds.values()].flatMap((holds) => [...holds.values()]));
+    this.#kept = new Kept({
+      database,
+      engine,
+      clock,
+      epoch: id.number,
+      holds: () => [...this.#holds.values()].flatMap((holds) => [...holds.values()]),
+      isAwaited: (name, key) => this.#decider.isAwaited(name, key),
+    });
   }
 
   static async begin({ database, client, clock, made, heard, isOver }: Origin): Promise<Leader> {
@@ -108,11 +125,20 @@ export class Leader {
     return leader;
   }
 
-  #restore({ limits, holds }: Begun): void {
-    for (const [[client, id], hold] of holds as [[string, number], Partial<Hold> | null][]) {
-      if (hold?.start && hold.decided) this.#hold(client, id, hold as Hold);
+  #restore({ about, limits, holds }: Begun): void {
+    for (const [[client, id], record] of holds as [[string, number], Partial<Hold & { ended: string[] }> | null][]) {
+      if (record?.start && record.decided) this.#hold(client, id, record as Hold);
+      if (id === 0) this.#restoreEnded(this.#client(client), record?.ended);
     }
     this.#kept.restore(limits, (name, policy) => this.#decider.ask({ op: "declare", name, policy }, () => {}, fail));
+    // Somebody has set the time of day back. From now on it tells again how long no tab was open.
+    if (about && Date.now() < about.wall) this.#kept.changeTime();
+    if (this.#kept.changes > 0) void this.#run();
+  }
+
+  #restoreEnded(client: Client, ended: unknown): void {
+    client.hasRecord = true;
+    if (Array.isArray(ended)) for (const start of ended) client.ended.add(start);
   }
 
   /** The store's time in µs, not before it. */
@@ -127,15 +153,28 @@ export class Leader {
 
   /** Answers a call of a client, unless this one stops leading: then the next one is asked. */
   ask(asked: Asked): void {
-    this.#client(asked.client);
-    this.#inbox.push(asked);
+    const { open } = this.#client(asked.client);
+    open.add(asked.id);
+    const over =
+      <T>(tell: (told: T) => void) =>
+      (told: T) => {
+        open.delete(asked.id);
+        tell(told);
+      };
+    this.#inbox.push({ ...asked, answer: over(asked.answer), refuse: over(asked.refuse) });
     void this.#run();
+  }
+
+  /** Returns which of these calls of a client are not open here: because they, or their answers, were lost. */
+  lost(client: string, calls: readonly number[]): number[] {
+    const open = this.#clients.get(client)?.open;
+    return calls.filter((id) => !open?.has(id));
   }
 
   /** Ends a start that its client does not know. (3) */
   forget(client: string, id: number): void {
     const hold = this.#holds.get(client)?.get(id);
-    if (hold !== undefined) this.#endHold(client, id, hold, How.cancelled);
+    if (hold !== undefined) this.#endStart(client, id, hold, How.cancelled);
   }
 
   /** Starts those who wait, in case the timers of this program are slow. Returns after how many ms that is to be done again. */
@@ -204,8 +243,11 @@ export class Leader {
     let { call } = asked;
     // It has died.
     if (client === undefined && asked.id !== 0) return;
+    for (const start of asked.known) client?.ended.delete(start);
     // The start went with its database.
     if (call.op === "end" && call.start.database !== this.id.database) return asked.answer(null);
+    // (4) It is only completed, which has no effect then.
+    if (call.op === "end" && this.#hasEnded(asked.client, call.start, call.hold)) call = { ...call, how: How.completed };
     if (call.op === "decide" || call.op === "wait") {
       const hold = this.#holds.get(asked.client)?.get(asked.id);
       if (hold !== undefined) return asked.answer(hold.decided);
@@ -214,20 +256,21 @@ export class Leader {
       // (The fraction: no two leaders give the same place.)
       const place = asked.order ?? Math.max(Math.floor(this.#place) + 1, Math.floor(this.time)) + (this.id.number % 64) / 64;
       this.#place = Math.max(this.#place, place);
-      client!.waiters.set(call.waiter, place);
+      client!.waiters.set(call.waiter, { place, id: asked.id });
       call = { ...call, waiter: place };
       asked.placed?.(place);
     } else if (call.op === "leave") {
-      const place = client!.waiters.get(call.waiter) ?? 0;
-      client!.waiters.delete(call.waiter);
-      call = { ...call, waiter: place };
+      call = { ...call, waiter: client!.waiters.get(call.waiter)?.place ?? 0 };
     }
-    const over = () => void (asked.call.op === "wait" && client!.waiters.delete(asked.call.waiter));
+    const waiter = asked.call.op === "wait" || asked.call.op === "leave" ? asked.call.waiter : undefined;
+    const over = () => void (waiter !== undefined && client!.waiters.delete(waiter));
     this.#decider.ask(
       call,
       (decided) => {
+        // Whoever has left is not answered.
+        if (call.op === "leave" && decided !== null) client!.open.delete(client!.waiters.get(waiter!)?.id ?? 0);
         over();
-        const answer = decided?.admitted ? { ...decided, database: this.id.database } : decided;
+        const answer = decided?.admitted ? { ...decided, database: this.id.database, id: `${this.id.number}.${++this.#starts}` } : decided;
         try {
           if (!this.#note(asked, answer)) return asked.answer(answer);
         } catch (error) {
@@ -254,6 +297,10 @@ export class Leader {
     if (call.op === "clear" && key === "") kept.clear(name);
     kept.changeKey(name, key);
     if (call.op === "end" && call.hold !== undefined) this.#changeHold(client, call.hold, null);
+    else if (call.op === "end" && call.how !== How.completed && id !== 0) {
+      this.#client(client).hasRecord = true;
+      this.#changeEnded(client, this.#client(client).ended.add(idOf(call.start)));
+    }
     const start = startOf(call, answer);
     if (start !== null && answer?.holds) this.#changeHold(client, id, { start, decided: answer });
     return true;
@@ -282,7 +329,7 @@ export class Leader {
       this.#refuse(asked, error);
       const { client, id, call } = asked;
       const start = startOf(call, answer);
-      if (start !== null) this.#endHold(client, id, { start, decided: answer! }, How.cancelled);
+      if (start !== null) this.#endStart(client, id, { start, decided: answer! }, How.cancelled);
     }
     // What was not told may be forgotten: the next one begins with what is written.
     if (this.#kept.changes > MOST) return this.close();
@@ -301,12 +348,22 @@ export class Leader {
     this.#kept.change(["holds", client, id], () => ["holds", [client, id], this.#holds.get(client)?.get(id) ?? null]);
   }
 
+  /** Whether a start was ended before. (4) */
+  #hasEnded(client: string, start: Start, hold: number | undefined): boolean {
+    if (hold !== undefined) return !this.#holds.get(client)?.has(hold);
+    return this.#clients.get(client)?.ended.has(idOf(start)) ?? false;
+  }
+
+  #changeEnded(client: string, ended: ReadonlySet<string>): void {
+    this.#kept.change(["holds", client, 0], () => ["holds", [client, 0], ended.size > 0 ? { ended: [...ended] } : null]);
+  }
+
   /** Ends a start for its client. */
-  #endHold(client: string, id: number, { start }: Hold, how: How): void {
-    const call: Call = { op: "end", start, how, actual: 0, hold: id };
+  #endStart(client: string, id: number, { start, decided }: Hold, how: How): void {
+    const call: Call = { op: "end", start, how, actual: 0, ...(decided.holds && { hold: id }) };
     const nothing = () => {};
     // (It is no call of the client, so it has no number.)
-    this.#inbox.push({ client, id: 0, call, answer: nothing, refuse: nothing });
+    this.#inbox.push({ client, id: 0, call, known: [], answer: nothing, refuse: nothing });
     void this.#run();
   }
 
@@ -314,17 +371,15 @@ export class Leader {
   #client(client: string): Client {
     const known = this.#clients.get(client);
     if (known !== undefined) return known;
-    const met = { waiters: new Map<number, number>() };
+    const met: Client = { open: new Set(), waiters: new Map(), ended: new Set(), hasRecord: false };
     this.#clients.set(client, met);
     const died = () => {
       this.#clients.delete(client);
-      for (const waiter of met.waiters.values())
-        this.#decider.ask(
-          { op: "leave", waiter },
-          () => {},
-          () => {},
-        );
-      for (const [id, hold] of this.#holds.get(client) ?? []) this.#endHold(client, id, hold, How.completed);
+      const nothing = () => {};
+      for (const { place } of met.waiters.values()) this.#decider.ask({ op: "leave", waiter: place }, nothing, nothing);
+      if (met.hasRecord) this.#changeEnded(client, new Set());
+      void this.#run();
+      for (const [id, hold] of this.#holds.get(client) ?? []) this.#endStart(client, id, hold, How.completed);
     };
     // (Shared: others watch, too, and one of them may stand still.)
     navigator.locks.request(lockOf(client), { mode: "shared", signal: this.#watches.signal }, died).catch(() => {});
@@ -344,7 +399,8 @@ export class Leader {
 /** The start that a call was given, if it was. */
 export function startOf(call: Call, answer: Answer): Start | null {
   if (!answer?.admitted || (call.op !== "decide" && call.op !== "wait")) return null;
-  return { name: call.name, key: call.key, weight: call.weight, held: answer.held, database: answer.database };
+  const { held, database, id } = answer;
+  return { name: call.name, key: call.key, weight: call.weight, held, database, id };
 }
 
 /** The store's time for the next leader. (2) The time of day is rounded down. */
@@ -353,6 +409,9 @@ function timeOf({ time, wall, epoch }: About, heard: ReturnType<HeardTime["now"]
   if (heard !== null) now = heard.number >= epoch ? heard.us : Math.min(heard.us, now);
   return Math.max(time, now);
 }
+
+/** What no two starts have in common. (What their limit knows them by is the same for starts that it counts together.) */
+export const idOf = ({ database, id }: Start): string => `${database} ${id}`;
 
 const fail = (error: unknown): never => {
   throw error;

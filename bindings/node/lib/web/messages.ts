@@ -6,12 +6,12 @@
 // | message | from | says |
 // | --- | --- | --- |
 // | `begins` | a client | it has the lock of the leader, and reads the database; to all, and to whoever beats meanwhile |
-// | `leads` | the leader | which database and epoch it has; to all when it has begun, and to whoever beats |
-// | `call` | a client | a call, to the leader of this database and epoch; calls of a client have numbers |
+// | `leads` | the leader | which database and epoch it has; to all when it has begun, and to whoever beats: with the calls that it does not know |
+// | `call` | a client | a call, to the leader of this database and epoch; calls of a client have numbers; and which starts it ends no more |
 // | `placed` | the leader | the place of a call that waits |
 // | `answer` | the leader | the answer of a call, or its error |
 // | `forget` | a client | it does not know this call, whose start holds units |
-// | `beat` | a client | it waits for answers, or is new: who leads, and what time is it? |
+// | `beat` | a client | it waits for answers, or is new: who leads, what time is it, and does the leader know these calls? |
 
 import type { Epoch } from "./clock.js";
 import type { Answer, Call, Start } from "./decider.js";
@@ -26,6 +26,7 @@ export type Message =
       readonly time: number;
       readonly after: number;
       readonly holds?: ReadonlyMap<string, readonly number[]>;
+      readonly lost?: readonly number[];
     }
   | {
       readonly kind: "call";
@@ -34,6 +35,7 @@ export type Message =
       readonly id: number;
       readonly call: Call;
       readonly order?: number | undefined;
+      readonly known: readonly string[];
     }
   | { readonly kind: "placed"; readonly to: string; readonly id: number; readonly order: number }
   | {
@@ -47,4 +49,4 @@ export type Message =
       readonly error?: Told;
     }
   | { readonly kind: "forget"; readonly from: string; readonly id: number }
-  | { readonly kind: "beat"; readonly from: string };
+  | { readonly kind: "beat"; readonly from: string; readonly open?: readonly number[] };

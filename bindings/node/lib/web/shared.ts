@@ -7,13 +7,18 @@
 //    may go on later: the database refuses what it writes (`Database` 1).
 // 3. *Each leader is asked once.* A client sends an open call to each leader that it hears of, in order, and takes the first answer.
 //    A start of another answer is taken back: two leaders never answer with the same start, unless it holds units (`Leader` 3).
+// 4. *Lost messages stop nobody.* Now and then a client tells the leader which calls it has open for long, and sends those again that the
+//    leader does not know. One that is answered after all is not known any more, but its answer comes first.
+// 5. *Nobody starts long after it was decided.* A waiter that hears late of its start, as its tab was frozen, gives it back and keeps its
+//    place; but only once, so that a slow machine gets on.
 
+import { Channels, inletOf, lockOf } from "./channels.js";
 import { type Clock, type Epoch, HeardTime } from "./clock.js";
 import { Database } from "./database.js";
 import type { Answer, Call, Start } from "./decider.js";
 import { type Decided, type Engine, How } from "./engine.js";
 import { type LimitError, StoreClosed, StoreError, TimeoutError, errorOf } from "./errors.js";
-import { Leader, lockOf, startOf } from "./leader.js";
+import { Leader, idOf, startOf } from "./leader.js";
 import type { Desk } from "./limiter.js";
 import type { Message } from "./messages.js";
 
@@ -29,14 +34,21 @@ const REST = 100;
 const LONGEST_REST = 5_000;
 /** How long it may take to begin, in ms. */
 const BEGINNING = 30_000;
-/** To so many clients a leader keeps a channel open. */
-const CLIENTS = 64;
+/** After so many beats a client asks whether the leader knows its calls, about so many at a time. (4) */
+const ASKING = 8;
+const ASKED = 1_000;
+/** From how many µs on an answer is late. (5) */
+const LATE = 250e3;
 
 interface Open {
   readonly call: Call;
   readonly resolve: (answer: Answer) => void;
   readonly reject: (error: unknown) => void;
   order?: number;
+  /** The answer was late once. */
+  isAgain?: boolean;
+  /** It is not asked again: it has left, when it had perhaps started. */
+  hasLeft?: boolean;
 }
 
 export class Shared implements Desk {
@@ -45,14 +57,11 @@ export class Shared implements Desk {
   readonly #made: (unixUs: number) => Promise<Engine>;
   readonly #engine: Engine;
   readonly #me = crypto.randomUUID();
-  /** Of all; of this client; of the leader, while something is sent; and of the clients that this leader answers. */
-  readonly #all: BroadcastChannel;
-  readonly #mine: BroadcastChannel;
-  #outlet: BroadcastChannel | null = null;
-  readonly #clients = new Map<string, BroadcastChannel>();
+  readonly #channels: Channels;
   readonly #open = new Map<number, Open>();
-  /** The calls whose starts hold units, by start. */
+  /** The calls whose starts hold units, by start; and the other starts that were ended, of which the leader is to be told. */
   readonly #holds = new Map<string, number>();
+  #ended: string[] = [];
   /** What this client has declared. */
   readonly #declared = new Map<string, string>();
   readonly #closing = new AbortController();
@@ -66,6 +75,9 @@ export class Shared implements Desk {
   /** For how many beats no leader was heard. (A program that stood still itself has not listened.) */
   #silent = 0;
   #after = BEAT;
+  #beats = 0;
+  /** The last call when the leader was asked for calls, or changed. */
+  #before = 0;
   readonly #heard: HeardTime;
   #die = () => {};
   #wake = () => {};
@@ -76,16 +88,19 @@ export class Shared implements Desk {
     this.#heard = new HeardTime(clock);
     this.#made = made;
     this.#engine = engine;
-    this.#all = new BroadcastChannel(`workglow-limit all ${name}`);
-    this.#mine = new BroadcastChannel(lockOf(this.#me));
-    for (const channel of [this.#all, this.#mine]) channel.onmessage = ({ data }: MessageEvent<Message>) => this.#received(data);
+    this.#channels = new Channels(name, this.#me, (message) => this.#received(message));
   }
 
   static async open(name: string, clock: Clock, made: (unixUs: number) => Promise<Engine>): Promise<Shared> {
     // Whoever cannot use the database is told now.
     (await Database.open(databaseOf(name))).close();
     const shared = new Shared(name, clock, made, await made(0));
-    await shared.#live();
+    try {
+      await shared.#live();
+    } catch (error) {
+      shared.close();
+      throw new StoreError(`asking for a lock: ${error}`, "store_failure", -9);
+    }
     // Whoever leads tells the time.
     shared.#post({ kind: "beat", from: shared.#me });
     void shared.#stand();
@@ -121,16 +136,19 @@ export class Shared implements Desk {
   #ask(call: Call): Promise<Answer> {
     return new Promise((resolve, reject) => {
       if (this.#closing.signal.aborted) return reject(this.#closed());
-      const hold = call.op === "end" ? this.#holds.get(holdOf(call.start)) : undefined;
+      const hold = call.op === "end" ? this.#holds.get(idOf(call.start)) : undefined;
       if (this.#open.size === 0) this.#silent = 0;
-      const open = { call: hold !== undefined && call.op === "end" ? { ...call, hold } : call, resolve, reject };
-      this.#open.set(++this.#last, open);
-      if (this.#known === null) this.#post({ kind: "beat", from: this.#me });
-      else this.#send(this.#known, this.#last, open);
+      this.#add({ call: hold !== undefined && call.op === "end" ? { ...call, hold } : call, resolve, reject });
       this.#wake();
       // (Those who ask all the time beat, too.)
       if (this.#open.size === 1) this.#wind();
     });
+  }
+
+  #add(open: Open): void {
+    this.#open.set(++this.#last, open);
+    if (this.#known === null) this.#post({ kind: "beat", from: this.#me });
+    else this.#send(this.#known, this.#last, open);
   }
 
   unitOfTime(name: string): number {
@@ -140,20 +158,11 @@ export class Shared implements Desk {
   /** Sends a message to the leader, which may be this program. */
   #post(message: Message): void {
     if (this.#stint !== null) return this.#lead(this.#stint, message);
-    if (this.#outlet === null) {
-      this.#outlet = new BroadcastChannel(leaderOf(this.#name));
-      queueMicrotask(() => this.#closeOutlet());
-    }
-    this.#outlet.postMessage(message);
-  }
-
-  #closeOutlet(): void {
-    this.#outlet?.close();
-    this.#outlet = null;
+    this.#channels.toLeader(message);
   }
 
   #send(to: Epoch, id: number, { call, order }: Open): void {
-    this.#post({ kind: "call", to, from: this.#me, id, call, order });
+    this.#post({ kind: "call", to, from: this.#me, id, call, order, known: this.#ended.splice(0) });
   }
 
   /** Beats while calls are open. (A leader has its own timers.) */
@@ -170,8 +179,19 @@ export class Shared implements Desk {
       void this.#hold({ steal: true });
     }
     this.#after = BEAT;
-    this.#post({ kind: "beat", from: this.#me });
+    this.#post({ kind: "beat", from: this.#me, ...(++this.#beats % ASKING === 0 && { open: this.#old() }) });
     this.#wind();
+  }
+
+  /** Calls that were open for long. (4) */
+  #old(): number[] {
+    const old: number[] = [];
+    for (const id of this.#open.keys()) {
+      if (id > this.#before || old.length === ASKED) break;
+      old.push(id);
+    }
+    this.#before = this.#last;
+    return old;
   }
 
   #received(message: Message): void {
@@ -184,8 +204,13 @@ export class Shared implements Desk {
     if (message.kind === "placed" && open !== undefined) open.order = message.order;
     if (message.kind !== "answer") return;
     this.#open.delete(message.id);
-    const { answer = null, start, error } = message;
+    const { answer = null, start, error, by, time } = message;
     if (open === undefined) return start && answer ? this.#decline(message.id, start, answer) : undefined;
+    const isLate = (this.#heard.now(by.database)?.us ?? 0) - time > LATE;
+    if (open.call.op === "wait" && start && answer && isLate && !open.isAgain && !open.hasLeft) {
+      this.#decline(message.id, start, answer);
+      return this.#add({ ...open, isAgain: true });
+    }
     if (error !== undefined) {
       return open.reject(error.retryAfter === undefined ? errorOf(error) : new TimeoutError(error.message, error.retryAfter));
     }
@@ -195,14 +220,21 @@ export class Shared implements Desk {
 
   /** Hears of a leader, and asks it what is open. (3) */
   #led(message: Message & { kind: "leads" }): void {
-    const { by, after, holds } = message;
+    const { by, after, holds, lost = [] } = message;
     const known = this.#known;
     this.#silent = 0;
     // It has lost the lock, perhaps, and will be told so.
     if (this.#stint !== null && (this.#stint.leader === null || !isSame(this.#stint.leader.id, by))) return void this.#later.push(message);
     this.#after = Math.min(BEAT, Math.max(SOON, Math.ceil(after)));
-    if (known?.database === by.database && known.number >= by.number) return known.number === by.number ? this.#wind() : undefined;
+    if (known?.database === by.database && known.number > by.number) return;
+    if (known !== null && isSame(known, by)) {
+      // (4)
+      for (const id of lost) this.#askAgain(by, id);
+      return this.#wind();
+    }
     this.#known = by;
+    this.#before = 0;
+    for (const [id, { hasLeft }] of this.#open) if (hasLeft) this.#open.delete(id);
     const mine = new Set(this.#holds.values());
     for (const held of holds?.get(this.#me) ?? []) {
       if (!this.#open.has(held) && !mine.has(held)) this.#post({ kind: "forget", from: this.#me, id: held });
@@ -211,19 +243,32 @@ export class Shared implements Desk {
     this.#wind();
   }
 
+  /** Sends a call that was lost, or whose answer was. (4) */
+  #askAgain(to: Epoch, id: number): void {
+    const open = this.#open.get(id);
+    if (open === undefined) return;
+    if (!open.hasLeft) return this.#send(to, id, open);
+    this.#open.delete(id);
+    this.#post({ kind: "forget", from: this.#me, id });
+  }
+
   /** Notes what an answered call changes here. */
   #took(id: number, call: Call, answer: Answer): void {
-    if (call.op === "end") this.#holds.delete(holdOf(call.start));
+    if (call.op === "end" && !this.#holds.delete(idOf(call.start)) && call.how !== How.completed) this.#ended.push(idOf(call.start));
     const start = startOf(call, answer);
-    if (start !== null && answer?.holds) this.#holds.set(holdOf(start), id);
-    if (call.op !== "leave" || answer === null) return;
-    // Who has left is not asked for again.
-    for (const [id, open] of this.#open) if (open.call.op === "wait" && open.call.waiter === call.waiter) this.#open.delete(id);
+    if (start !== null && answer?.holds) this.#holds.set(idOf(start), id);
+    if (call.op !== "leave") return;
+    // Who has left is not asked for again. (Or it has started, and will be answered, unless the leader changes.)
+    for (const [id, open] of this.#open) {
+      if (open.call.op !== "wait" || open.call.waiter !== call.waiter) continue;
+      if (answer === null) open.hasLeft = true;
+      else this.#open.delete(id);
+    }
   }
 
   /** Takes back a start that nobody waits for. (3) */
   #decline(id: number, start: Start, { holds }: Decided): void {
-    if (this.#holds.has(holdOf(start))) return;
+    if (this.#holds.has(idOf(start))) return;
     this.call({ op: "end", start, how: How.cancelled, actual: 0, ...(holds && { hold: id }) }).catch(() => {});
   }
 
@@ -235,22 +280,26 @@ export class Shared implements Desk {
     const reply = (message: Message) => {
       if (stint !== this.#stint) return;
       if (to === this.#me) this.#received(message);
-      else this.#client(to).postMessage(message);
+      else this.#channels.toClient(to, message);
     };
     if (leader === null) {
       if (message.kind === "beat" && performance.now() - since < BEGINNING) reply({ kind: "begins" });
       return;
     }
     const by = leader.id;
-    if (message.kind === "beat") return reply({ kind: "leads", by, time: leader.time, after: leader.beat() });
+    if (message.kind === "beat") {
+      const lost = leader.lost(to, message.open ?? []);
+      return reply({ kind: "leads", by, time: leader.time, after: leader.beat(), ...(lost.length > 0 && { lost }) });
+    }
     if (message.kind === "forget") return leader.forget(message.from, message.id);
     if (message.kind !== "call" || !isSame(message.to, by)) return;
-    const { id, call, order } = message;
+    const { id, call, order, known } = message;
     leader.ask({
       client: to,
       id,
       call,
       order,
+      known,
       placed: (order) => reply({ kind: "placed", to, id, order }),
       answer: (answer) => {
         stint.hasAnswered = true;
@@ -263,21 +312,6 @@ export class Shared implements Desk {
         reply({ kind: "answer", to, id, by, time: leader.time, error: told });
       },
     });
-  }
-
-  /** The channel of a client. */
-  #client(client: string): BroadcastChannel {
-    const channel = this.#clients.get(client) ?? new BroadcastChannel(lockOf(client));
-    // The latest is the last, and the first ones may be gone.
-    this.#clients.delete(client);
-    this.#clients.set(client, channel);
-    if (this.#clients.size > CLIENTS) this.#closeClient(...(this.#clients.entries().next().value as [string, BroadcastChannel]));
-    return channel;
-  }
-
-  #closeClient(client: string, channel: BroadcastChannel): void {
-    channel.close();
-    this.#clients.delete(client);
   }
 
   /** Asks for the lock, and again whenever this program had it. (1) */
@@ -295,14 +329,15 @@ export class Shared implements Desk {
 
   /** Waits for the lock, or steals it, and leads until it is lost. (2) */
   async #hold(options: LockOptions): Promise<Stint> {
-    const stint: Stint = { leader: null, inlet: null, since: 0, isOver: false, isStolen: false, hasAnswered: false };
+    const stint: Stint = { leader: null, inlet: null, since: 0, isOver: false, isStolen: false, isGone: false, hasAnswered: false };
     try {
       await navigator.locks.request(`workglow-limit lead ${this.#name}`, options, () => this.#begin(stint));
     } catch (error) {
       const { name, message } = error as Error;
       // (Or this was closed.)
       stint.isStolen = name === "AbortError";
-      if (!stint.isStolen) this.#refuse(error instanceof StoreError ? error : new StoreError(`leading: ${message}`, "store_failure", -9));
+      if (!stint.isStolen && !stint.isGone)
+        this.#refuse(error instanceof StoreError ? error : new StoreError(`leading: ${message}`, "store_failure", -9));
     } finally {
       stint.isOver = true;
       stint.leader?.close();
@@ -318,18 +353,20 @@ export class Shared implements Desk {
     if (this.#closing.signal.aborted || this.#stint !== null) return;
     this.#stint = stint;
     stint.since = performance.now();
-    stint.inlet = new BroadcastChannel(leaderOf(this.#name));
-    stint.inlet.onmessage = ({ data }: MessageEvent<Message>) => this.#lead(stint, data);
-    this.#all.postMessage({ kind: "begins" } satisfies Message);
-    const database = await Database.open(databaseOf(this.#name), () => stint.leader?.close());
+    stint.inlet = inletOf(this.#name, (message) => this.#lead(stint, message));
+    this.#channels.toAll({ kind: "begins" });
+    const database = await Database.open(databaseOf(this.#name), () => {
+      stint.isGone = true;
+      stint.leader?.close();
+    });
     try {
       // It may be stolen, or this closed, meanwhile.
       const isOver = () => stint.isOver || this.#closing.signal.aborted;
       const leader = await Leader.begin({ database, client: this.#me, clock: this.#clock, made: this.#made, heard: this.#heard, isOver });
-      if (isOver()) return leader.close();
+      if (isOver() || stint.isGone) return leader.close();
       stint.leader = leader;
       const leads: Message = { kind: "leads", by: leader.id, time: leader.time, after: BEAT, holds: leader.holds };
-      this.#all.postMessage(leads);
+      this.#channels.toAll(leads);
       this.#received(leads);
       await leader.ended;
     } finally {
@@ -355,9 +392,7 @@ export class Shared implements Desk {
     this.#stint?.leader?.close();
     this.#stint?.inlet?.close();
     this.#stint = null;
-    for (const channel of [this.#all, this.#mine]) channel.close();
-    this.#closeOutlet();
-    for (const of of this.#clients) this.#closeClient(...of);
+    this.#channels.close();
     this.#die();
   }
 }
@@ -372,10 +407,10 @@ interface Stint {
   since: number;
   isOver: boolean;
   isStolen: boolean;
+  /** Its database was deleted, or closed in another way. */
+  isGone: boolean;
   hasAnswered: boolean;
 }
 
-const leaderOf = (name: string): string => `workglow-limit leader ${name}`;
 const databaseOf = (name: string): string => `workglow-limit ${name}`;
 const isSame = (a: Epoch, b: Epoch): boolean => a.database === b.database && a.number === b.number;
-const holdOf = ({ name, key, held, database }: Start): string => JSON.stringify([name, key, held, database]);

@@ -3,7 +3,7 @@
 import { version } from "./bytes.js";
 import { type Clock, ManualClock, SystemClock } from "./clock.js";
 import { Decider } from "./decider.js";
-import { Engine } from "./engine.js";
+import { Engine, How } from "./engine.js";
 import { LimitError, StoreClosed, invalid } from "./errors.js";
 import { keyOf, options as checked, text } from "./input.js";
 import { type Desk, type KeyOptions, Limiter, nameOf } from "./limiter.js";
@@ -31,6 +31,8 @@ export class Store {
     this.url = url;
     this.#close = close;
     const call: Desk["call"] = async (call) => {
+      // (Closing it has completed its starts.)
+      if (this.#isClosed && call.op === "end" && call.how === How.completed) return null;
       if (this.#isClosed) throw new StoreClosed(`store "${url}" was closed: to use it again, open it again`, "store_closed", -21);
       return desk.call(call);
     };
@@ -71,7 +73,7 @@ export class Store {
     await this.#desk.call({ op: "override", name, policy, key });
   }
 
-  /** Closes the store: waiters and later calls reject. */
+  /** Closes the store: waiters and later calls reject, and starts that hold units are completed. */
   close(): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
