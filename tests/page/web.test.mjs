@@ -6,8 +6,10 @@ import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { casesOf, isLacking, kindOf, policyOf, KINDS } from "../../bindings/node/test/web/cases.mjs";
 import { changes } from "./changes.mjs";
+import { databases } from "./databases.mjs";
 import { faults } from "./faults.mjs";
 import { Tabs, crash, kept, skip } from "./tabs.mjs";
+import { told } from "./told.mjs";
 
 let tabs;
 before(async () => void (skip || (tabs = await Tabs.launch())));
@@ -156,4 +158,4 @@ test("no window holds more, while a leader stands still and goes on", { skip }, 
   assert.ok(most <= limit, `${most} starts in ${window} ms`);
 });
 
-for (const [name, body] of [...faults, ...changes]) test(name, { skip }, (t) => body(t, tabs));
+for (const [name, body] of [...faults, ...changes, ...told, ...databases]) test(name, { skip }, (t) => body(t, tabs));
