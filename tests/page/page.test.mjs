@@ -44,7 +44,7 @@ let page;
 let complaints;
 
 before(async () => {
-  if (!skip) browser = await chromium.launch({ executablePath, args: ARGS });
+  if (!skip) browser = await chromium.launch({ executablePath, args: ARGS, timeout: PATIENCE });
 });
 after(() => browser?.close());
 
@@ -175,6 +175,8 @@ test("the keyboard is enough", { skip }, async () => {
   await page.keyboard.press("Enter");
   await page.getByText("declared: 20/1m").waitFor();
   assert.equal(run("peek", "openai").limit, 5);
+  // (The page may hear of the change before it has the answer.)
+  await page.getByRole("dialog").waitFor({ state: "hidden" });
   await page.keyboard.press("Escape");
   await page.locator("#panel").waitFor({ state: "hidden" });
   // Without a limit, there is nothing to change.

@@ -7,11 +7,12 @@
 //! A store is what `wgl_new` returned, and lives as long as its instance. Only one thread has an instance, so no call meets another.
 
 use crate::Result;
+use crate::algorithm::time::{EPOCH_LEAD, Tick};
 use crate::limits::{Decision, Limits, MAX_PARTS};
 use crate::part::{End, Held};
 
 /// The numbers of a decision, and then those of a start in each part.
-const DECISION: usize = 9;
+const DECISION: usize = 10;
 const HELD: usize = 4;
 
 /// A store, and the buffers of its calls.
@@ -37,7 +38,9 @@ impl Store {
         match answer {
             Ok(number) => number as i32,
             Err(error) => {
-                self.text = format!("{} {error}", error.name()).into_bytes();
+                let text = format!("{} {error}", error.name());
+                // Nothing is forgotten here.
+                self.text = text.trim_end_matches(", or forget this one first").into();
                 error.code()
             }
         }
@@ -54,10 +57,11 @@ impl Store {
             denied_by,
             holds,
             is_counted,
+            awaits_end,
             held,
         } = decision;
         let times = [*retry_after, *suggested_after, *remaining, *limit, *reset_after, *denied_by as u64];
-        let times = times.into_iter().chain([*holds, *is_counted].map(u64::from));
+        let times = times.into_iter().chain([*holds, *is_counted, *awaits_end].map(u64::from));
         self.numbers[0] = f64::from(u8::from(*admitted));
         self.numbers[1..DECISION].iter_mut().zip(times).for_each(|(place, number)| *place = number as f64);
         for (place, held) in self.numbers[DECISION..].as_chunks_mut::<HELD>().0.iter_mut().zip(held) {
@@ -215,4 +219,56 @@ pub extern "C" fn wgl_unit(store: &mut Store, name: usize) -> f64 {
 pub extern "C" fn wgl_part(store: &mut Store, limit: usize, part: usize) {
     let name = store.limits.parts(limit).get(part).map_or("", |part| &part.name);
     store.text = name.as_bytes().to_vec();
+}
+
+/// Makes the number of the next start greater than this one, and returns the last one.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_number(store: &mut Store, least: f64) -> f64 {
+    store.limits.number_from(least as u64) as f64
+}
+
+/// Writes the state of a key into `text`, as words of 64 bits, and returns until when it matters, in µs. Text: key.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_save(store: &mut Store, limit: usize, key: usize, from: f64, to: f64) -> f64 {
+    let [key] = store.texts([key]);
+    let (words, until) = store.limits.save(limit, &key, store.limits.moment(from, to));
+    store.text = words.into_iter().flat_map(u64::to_le_bytes).collect();
+    if until == Tick::MAX { f64::INFINITY } else { until.saturating_sub(EPOCH_LEAD) as f64 }
+}
+
+/// Restores a key from its state, which follows its name in `text`. `by`: the time when its policy changed, if it has. Returns 1 if this
+/// is no state of it: then all its units count as used. Text: key.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_load(store: &mut Store, limit: usize, key: usize, by: f64, from: f64, to: f64) -> i32 {
+    let [name] = store.texts([key]);
+    let (words, rest) = store.text.get(key..).unwrap_or_default().as_chunks();
+    let words: Vec<u64> = words.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
+    let (by, at) = (store.limits.moment(by, by), store.limits.moment(from, to));
+    let is_whole = rest.is_empty() && store.limits.load(limit, &name, &words, by).is_some();
+    if !is_whole {
+        store.limits.lose(limit, &name, at);
+    }
+    i32::from(!is_whole)
+}
+
+/// Forgets a key that can be restored, and its policies. Text: key.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_drop(store: &mut Store, limit: usize, key: usize) {
+    let [key] = store.texts([key]);
+    store.limits.drop_key(limit, &key);
+}
+
+/// Gives a start of a lost key its units back. `numbers` has the start. Text: key.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_hold(store: &mut Store, limit: usize, key: usize, weight: f64) {
+    let [key] = store.texts([key]);
+    let held = store.held();
+    store.limits.hold(limit, &key, weight as u64, &held);
+}
+
+/// Writes into `text` the policies above the declared ones: of the limit, or of a key. Text: key.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_overriding(store: &mut Store, limit: usize, key: usize, has_key: i32) {
+    let [key] = store.texts([key]);
+    store.text = store.limits.overriding(limit, (has_key != 0).then_some(&*key)).into_bytes();
 }

@@ -28,6 +28,17 @@ impl Holds {
         Holds { policy, all: Vec::new() }
     }
 
+    /// Its words, from which it can be made again.
+    pub fn words(&self) -> impl Iterator<Item = u64> {
+        self.all.iter().flat_map(|hold| [hold.id, hold.units, hold.until, hold.has_ended.into()])
+    }
+
+    pub fn from_words(policy: Policy, words: &[u64]) -> Option<Holds> {
+        let hold = |&[id, units, until, has_ended]: &[u64; 4]| Hold { id, units, until, has_ended: has_ended != 0 };
+        let (all, rest) = words.as_chunks();
+        rest.is_empty().then(|| Holds { policy, all: all.iter().map(hold).collect() })
+    }
+
     /// From when on the units of a start are free, if it does not end before its deadline.
     fn free_at(&self, hold: &Hold) -> Tick {
         if hold.has_ended { hold.until } else { hold.until.saturating_add(self.policy.cooldown()) }
@@ -51,8 +62,25 @@ impl Holds {
         }
     }
 
+    /// Whether units for a start of this weight become free only when a start ends: nobody knows when.
+    pub fn awaits_end(&self, weight: u64, gate: Tick, now: Now) -> bool {
+        let missing = (self.used(now) + weight).saturating_sub(self.policy.capacity());
+        gate <= now.floor && missing > 0 && self.freed_at(missing, now) == Tick::MAX
+    }
+
     /// From when on so many more units may be free, if no start ends before its deadline.
-    fn room_at(&self, mut units: u64, now: Now) -> Tick {
+    fn room_at(&self, units: u64, now: Now) -> Tick {
+        let free = self.freed_at(units, now);
+        match self.policy.cooldown() {
+            0 if free == Tick::MAX => now.floor + LOOK_AGAIN,
+            0 => free,
+            // No start that ends from now on frees its units before that.
+            cooldown => free.min(now.ceil + cooldown),
+        }
+    }
+
+    /// When the deadlines of starts will have freed so many units. `Tick::MAX`: they will not.
+    fn freed_at(&self, mut units: u64, now: Now) -> Tick {
         let mut ends: Vec<(Tick, u64)> = self.all.iter().map(|hold| (self.free_at(hold), hold.units)).collect();
         ends.retain(|(at, _)| *at > now.floor);
         ends.sort_unstable();
@@ -62,12 +90,7 @@ impl Holds {
                 (free, units) = (at, units.saturating_sub(some));
             }
         }
-        match self.policy.cooldown() {
-            0 if free == Tick::MAX => now.floor + LOOK_AGAIN,
-            0 => free,
-            // No start that ends from now on frees its units before that.
-            cooldown => free.min(now.ceil + cooldown),
-        }
+        free
     }
 
     /// Records a start, for which there is room.
@@ -87,6 +110,19 @@ impl Holds {
         }
         self.all.retain(|hold| hold.units > 0);
         self.forget(now);
+    }
+
+    /// Adds a start that was recorded then, unless it is there.
+    pub fn restore(&mut self, id: u64, units: u64, stamp: Tick) {
+        let Shape::Concurrency { lease, .. } = self.policy.0 else { return };
+        if self.all.iter().all(|hold| hold.id != id) {
+            self.all.push(Hold { id, units, until: stamp.saturating_add(lease), has_ended: false });
+        }
+    }
+
+    /// Until when at the latest units are held.
+    pub fn matter_until(&self) -> Tick {
+        self.all.iter().map(|hold| self.free_at(hold)).max().unwrap_or(0)
     }
 
     fn forget(&mut self, now: Now) {

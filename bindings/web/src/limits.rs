@@ -3,12 +3,16 @@
 use crate::Moment;
 use crate::algorithm::time::{EPOCH_LEAD, MAX_TIME, Now, Tick};
 use crate::error::{Error, Result};
-use crate::part::{End, Held, Part, Seen};
+use crate::part::{End, Held, Key, Part, Seen, State};
 use crate::policy::{self, Policy, check_key, is_composite, part_names};
 use std::collections::BTreeMap;
 
 /// The most parts of a limit.
 pub const MAX_PARTS: usize = 16;
+
+/// Of the words of keys, which other versions of this package may read: to be raised whenever they mean something else. State of
+/// another layout counts as used.
+const LAYOUT: u64 = 1;
 
 /// The limits of one store.
 pub struct Limits {
@@ -33,6 +37,8 @@ pub struct Decision {
     pub denied_by: usize,
     /// Whether a start holds units until it ends, so that nobody knows when these are free.
     pub holds: bool,
+    /// Whether it is denied until a start ends, so that nobody knows for how long.
+    pub awaits_end: bool,
     /// Whether the ends of starts have an effect.
     pub is_counted: bool,
     pub held: Vec<Held>,
@@ -110,6 +116,7 @@ impl Limits {
 
     /// Puts policies above the declared ones, of the limit or of a key: each overrides the part of its kind.
     pub fn set_override(&mut self, name: &str, text: &str, key: Option<&str>, at: Moment) -> Result<()> {
+        check_key(key.unwrap_or_default())?;
         let number = self.next();
         let parts = self.known(name)?;
         let policies = policy::parse_policies(text)?;
@@ -134,20 +141,21 @@ impl Limits {
                 None => part.overriding = Some(new),
                 Some(key) => drop(part.plans.insert(key.into(), new)),
             }
-            part.follow(number, at)?;
+            part.follow_some(key, number, at)?;
         }
         Ok(())
     }
 
     /// Removes what was put above the declared policies, of the limit or of a key.
     pub fn lift(&mut self, name: &str, key: Option<&str>, at: Moment) -> Result<()> {
+        check_key(key.unwrap_or_default())?;
         let number = self.next();
         for part in self.known(name)? {
             match key {
                 None => part.overriding = None,
                 Some(key) => drop(part.plans.remove(key)),
             }
-            part.follow(number, at)?;
+            part.follow_some(key, number, at)?;
         }
         Ok(())
     }
@@ -166,7 +174,7 @@ impl Limits {
             let policy = part.policy_of(key);
             let (held, view) = part.take(key, weight, number, at)?;
             decision.held.push(held);
-            seen.push(Seen { view, policy, backoff: (0, 0) });
+            seen.push(Seen { view, policy, backoff: (0, 0), awaits_end: false });
         }
         let after = self.merged(&seen);
         Ok(Decision { admitted: true, retry_after: 0, suggested_after: 0, held: decision.held, ..after })
@@ -183,6 +191,7 @@ impl Limits {
     fn merged(&mut self, parts: &[Seen]) -> Decision {
         let mut all = Decision { admitted: true, remaining: u64::MAX, limit: u64::MAX, ..Decision::default() };
         all.holds = parts.iter().any(|seen| seen.policy.is_concurrency());
+        all.awaits_end = parts.iter().any(|seen| seen.awaits_end);
         all.is_counted = all.holds || parts.iter().any(|seen| seen.policy.jobs() > 0);
         for (i, seen) in parts.iter().enumerate() {
             let after = |tick: Tick| tick.saturating_sub(seen.view.now);
@@ -221,6 +230,88 @@ impl Limits {
         }
         let parts = self.all.get_mut(limit).into_iter().flatten();
         parts.zip(held).try_for_each(|(part, held)| part.end(key, *held, weight, end, number, at))
+    }
+
+    /// Makes the number of the next start greater than this one, and returns the last one.
+    pub fn number_from(&mut self, least: u64) -> u64 {
+        self.number = self.number.max(least);
+        self.number
+    }
+
+    /// Returns the state of a key as words, and until when it matters; with the key "", also the gates of all keys. Empty: there is
+    /// nothing to keep.
+    pub fn save(&self, limit: usize, key: &str, at: Moment) -> (Vec<u64>, Tick) {
+        let parts = self.parts(limit);
+        let gate = |part: &Part| if key.is_empty() { part.gate } else { 0 };
+        let until = |part: &Part| gate(part).max(part.keys.get(key).map_or(0, |key| key.matters_until(at)));
+        let until = parts.iter().map(until).max().unwrap_or(0);
+        if until <= at.now.floor {
+            return (Vec::new(), 0);
+        }
+        let mut words = vec![LAYOUT];
+        for part in parts {
+            let saved = part.keys.get(key).map_or(Vec::new(), Key::to_words);
+            words.extend([gate(part), saved.len() as u64]);
+            words.extend(saved);
+        }
+        (words, until)
+    }
+
+    /// Restores a key from these words. If it has another policy now, that has held since `by`. `None`: they are no state of it.
+    pub fn load(&mut self, limit: usize, key: &str, words: &[u64], by: Moment) -> Option<()> {
+        let (&LAYOUT, mut rest) = words.split_first()? else { return None };
+        let number = self.next();
+        for part in self.all.get_mut(limit)? {
+            let (&[gate, length], words) = rest.split_first_chunk()?;
+            let (saved, others) = words.split_at_checked(length as usize)?;
+            if !saved.is_empty() {
+                let found = Key::from_words(saved).filter(|found| found.kind() == part.declared.kind())?;
+                part.add(key, found, by);
+                part.follow_key(key, number, by).ok()?;
+            }
+            (part.gate, rest) = (part.gate.max(gate), others);
+        }
+        rest.is_empty().then_some(())
+    }
+
+    /// The state of a key is lost: whatever it was, it counts as used from now on.
+    pub fn lose(&mut self, limit: usize, key: &str, at: Moment) {
+        let number = self.next();
+        for part in self.all.get_mut(limit).into_iter().flatten() {
+            let policy = part.policy_of(key);
+            let until = at.now.ceil + policy.longest().max(policy.cooldown());
+            part.keys.remove(key);
+            let lost = part.key(key, number, at);
+            lost.gate = until;
+            if key.is_empty() {
+                // There may have been a gate of all keys.
+                part.gate = part.gate.max(until);
+            }
+        }
+    }
+
+    /// Forgets a key that can be restored, and its policies.
+    pub fn drop_key(&mut self, limit: usize, key: &str) {
+        for part in self.all.get_mut(limit).into_iter().flatten() {
+            part.keys.remove(key);
+            part.plans.remove(key);
+        }
+    }
+
+    /// Adds a start to a key whose state was lost.
+    pub fn hold(&mut self, limit: usize, key: &str, weight: u64, held: &[Held]) {
+        for (part, held) in self.all.get_mut(limit).into_iter().flatten().zip(held) {
+            if let Some(State::Holds(holds)) = part.keys.get_mut(key).map(|key| &mut key.state) {
+                holds.restore(held.ticket, weight, held.stamp);
+            }
+        }
+    }
+
+    /// Returns the policies above the declared ones as a text: of the limit, or of a key. Empty: there are none.
+    pub fn overriding(&self, limit: usize, key: Option<&str>) -> String {
+        let of = |part: &Part| key.map_or(part.overriding, |key| part.plans.get(key).copied());
+        let texts: Vec<String> = self.parts(limit).iter().filter_map(of).map(|policy| policy.to_string()).collect();
+        texts.join(" + ")
     }
 
     /// Lets nobody start for this long: of a key, or of all keys if it is empty.

@@ -7,7 +7,7 @@ use crate::atomic::*;
 use crate::error::{Error, Result};
 use crate::holds::Holds;
 use crate::level::Level;
-use crate::policy::{Policy, Shape, check_weight};
+use crate::policy::{POLICY_WORDS, Policy, Shape, check_weight};
 use crate::timed::Timed;
 use std::collections::HashMap;
 
@@ -45,6 +45,8 @@ pub struct Seen {
     pub policy: Policy,
     /// The least and the most that a caller who requeues stays away, besides.
     pub backoff: (Tick, Tick),
+    /// Whether it is denied until a start ends.
+    pub awaits_end: bool,
 }
 
 /// A start, as its holder knows it.
@@ -88,13 +90,18 @@ impl Part {
     /// Finds a key, or adds it. `number`: no other key of the limit has it.
     pub fn key(&mut self, key: &str, number: u64, at: Moment) -> &mut Key {
         if !self.keys.contains_key(key) {
-            if self.keys.len() >= self.few {
-                self.keys.retain(|_, key| !key.is_idle(at));
-                self.few = FEW.max(2 * self.keys.len());
-            }
-            self.keys.insert(key.into(), self.unused(key, number));
+            self.add(key, self.unused(key, number), at);
         }
         self.keys.get_mut(key).expect("it was there or is now")
+    }
+
+    /// Adds a key, or replaces it.
+    pub fn add(&mut self, key: &str, new: Key, at: Moment) {
+        if self.keys.len() >= self.few {
+            self.keys.retain(|_, key| !key.is_idle(at));
+            self.few = FEW.max(2 * self.keys.len());
+        }
+        self.keys.insert(key.into(), new);
     }
 
     /// What a start would be answered. Nothing changes.
@@ -110,12 +117,12 @@ impl Part {
             }
         };
         let gate = self.gate.max(found.gate);
-        let view = match &found.state {
-            State::Holds(holds) => holds.view(weight, gate, at.now),
-            State::Timed(timed) => timed.view(weight, gate, at).map_err(|_| self.nonsense(key))?,
+        let (view, awaits_end) = match &found.state {
+            State::Holds(holds) => (holds.view(weight, gate, at.now), holds.awaits_end(weight, gate, at.now)),
+            State::Timed(timed) => (timed.view(weight, gate, at).map_err(|_| self.nonsense(key))?, false),
         };
         let backoff = if view.ready > view.now { found.spread(at, |_| {}) } else { (0, 0) };
-        Ok(Seen { view, policy, backoff })
+        Ok(Seen { view, policy, backoff, awaits_end })
     }
 
     /// Records that a start was denied: its backoff may grow.
@@ -188,19 +195,29 @@ impl Part {
     /// Brings every key to the policy that applies to it. `number`: as in [`Part::key`].
     pub fn follow(&mut self, number: u64, at: Moment) -> Result<()> {
         let keys: Vec<Box<str>> = self.keys.keys().cloned().collect();
-        for key in keys {
-            let policy = self.policy_of(&key);
-            let moved = match &mut self.keys.get_mut(&key).expect("it is there").state {
-                State::Holds(holds) => {
-                    holds.policy = policy;
-                    Some(())
-                }
-                State::Timed(timed) if timed.policy == policy => Some(()),
-                State::Timed(timed) => timed.rewrite(policy, number, at, |_, _| {}),
-            };
-            moved.ok_or_else(|| self.nonsense(&key))?;
+        keys.iter().try_for_each(|key| self.follow_key(key, number, at))
+    }
+
+    /// Brings a key, or all of them, to the policy that applies.
+    pub fn follow_some(&mut self, key: Option<&str>, number: u64, at: Moment) -> Result<()> {
+        match key {
+            None => self.follow(number, at),
+            Some(key) => self.follow_key(key, number, at),
         }
-        Ok(())
+    }
+
+    pub fn follow_key(&mut self, key: &str, number: u64, at: Moment) -> Result<()> {
+        let policy = self.policy_of(key);
+        let moved = match self.keys.get_mut(key).map(|key| &mut key.state) {
+            None => Some(()),
+            Some(State::Holds(holds)) => {
+                holds.policy = policy;
+                Some(())
+            }
+            Some(State::Timed(timed)) if timed.policy == policy => Some(()),
+            Some(State::Timed(timed)) => timed.rewrite(policy, number, at, |_, _| {}),
+        };
+        moved.ok_or_else(|| self.nonsense(key))
     }
 
     fn nonsense(&self, key: &str) -> Error {
@@ -219,6 +236,35 @@ pub enum End {
 }
 
 impl Key {
+    /// The kind of its limit.
+    pub fn kind(&self) -> &'static str {
+        match &self.state {
+            State::Timed(timed) => timed.policy.kind(),
+            State::Holds(holds) => holds.policy.kind(),
+        }
+    }
+
+    /// Its words: the gate, the policy, the state.
+    pub fn to_words(&self) -> Vec<u64> {
+        let state: (Policy, Vec<u64>) = match &self.state {
+            State::Timed(timed) => (timed.policy, timed.words().collect()),
+            State::Holds(holds) => (holds.policy, holds.words().collect()),
+        };
+        [self.gate].into_iter().chain(state.0.to_words()).chain(state.1).collect()
+    }
+
+    /// A key of its words. `None`: they are none.
+    pub fn from_words(words: &[u64]) -> Option<Key> {
+        let (gate, rest) = words.split_first()?;
+        let (policy, state) = rest.split_first_chunk::<POLICY_WORDS>()?;
+        let policy = Policy::from_words(|i| policy[i])?;
+        let state = match policy.is_concurrency() {
+            true => State::Holds(Holds::from_words(policy, state)?),
+            false => State::Timed(Timed::from_words(policy, state)?),
+        };
+        Some(Key { gate: *gate, state })
+    }
+
     /// The delays between which a caller that requeues after a denial chooses one; `keep` gets the new level.
     fn spread(&self, at: Moment, keep: impl FnOnce(u64)) -> (Tick, Tick) {
         let State::Timed(timed) = &self.state else { return (0, 0) };
@@ -226,6 +272,17 @@ impl Key {
         let level = Level::of(timed.backoff().load(Relaxed)).after_denial(backoff, at.now.floor);
         keep(level.word());
         backoff.spread(level.number)
+    }
+
+    /// Until when at the latest it is other than an unused one.
+    pub fn matters_until(&self, at: Moment) -> Tick {
+        let until = match &self.state {
+            _ if self.is_idle(at) => 0,
+            // What a settlement owes may count for twice as long as a start.
+            State::Timed(timed) => at.now.ceil + 2 * timed.policy.longest(),
+            State::Holds(holds) => holds.matter_until(),
+        };
+        until.max(self.gate)
     }
 
     pub fn is_idle(&self, at: Moment) -> bool {

@@ -83,6 +83,22 @@ impl Timed {
         key
     }
 
+    /// A key from its words: see [`Timed::words`].
+    pub fn from_words(policy: Policy, words: &[u64]) -> Option<Timed> {
+        let has_origins = *words.get(word::HAS_ORIGINS)? != 0;
+        let key = Timed::with(policy, has_origins);
+        if key.words.len() != words.len() {
+            return None;
+        }
+        key.words.iter().zip(words).for_each(|(cell, word)| cell.store(*word, Relaxed));
+        Some(key)
+    }
+
+    /// Its words, from which it can be made again.
+    pub fn words(&self) -> impl Iterator<Item = u64> {
+        self.words.iter().map(|cell| cell.load(Relaxed))
+    }
+
     fn get(&self, at: usize) -> u64 {
         self.words[at].load(Acquire)
     }

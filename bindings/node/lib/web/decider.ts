@@ -15,6 +15,9 @@ export interface Start {
   readonly key: string;
   readonly weight: number;
   readonly held: readonly number[];
+  /** In which database it is known, if in one, and what no other start in it is called. */
+  readonly database?: string | undefined;
+  readonly id?: string | undefined;
 }
 
 /** A call. */
@@ -23,7 +26,7 @@ export type Call =
   | { readonly op: "decide" | "peek"; readonly name: string; readonly key: string; readonly weight: number }
   | Wait
   | { readonly op: "leave"; readonly waiter: number }
-  | { readonly op: "end"; readonly start: Start; readonly how: How; readonly actual: number }
+  | { readonly op: "end"; readonly start: Start; readonly how: How; readonly actual: number; readonly hold?: number }
   | { readonly op: "pause"; readonly name: string; readonly key: string; readonly ms: number }
   | { readonly op: "clear"; readonly name: string; readonly key: string }
   | { readonly op: "override"; readonly name: string; readonly policy: string; readonly key: string | undefined };
@@ -74,9 +77,21 @@ export class Decider {
   }
 
   /** Answers a call. */
-  async call(call: Call): Promise<Answer> {
-    if (this.#closed !== undefined) throw this.#closed;
-    return call.op === "wait" ? this.#wait(call) : this.#do(call);
+  call(call: Call): Promise<Answer> {
+    return new Promise((answer, refuse) => this.ask(call, answer, refuse));
+  }
+
+  /** Answers a call: at once, unless it waits, and in the turn in which it is decided. */
+  ask(call: Call, answer: (answer: Answer) => void, refuse: (error: unknown) => void): void {
+    let decided: Answer;
+    try {
+      if (this.#closed !== undefined) throw this.#closed;
+      if (call.op === "wait") return this.#wait(call, answer, refuse);
+      decided = this.#do(call);
+    } catch (error) {
+      return refuse(error);
+    }
+    answer(decided);
   }
 
   #do(call: Exclude<Call, Wait>): Answer {
@@ -91,11 +106,10 @@ export class Decider {
         break;
       }
       case "peek":
-        return this.#look(call, time);
       case "decide": {
         this.#line(call)?.advance();
         const line = this.#line(call);
-        if (line === undefined) return this.#engine.decide(this.#limit(call.name), call.key, call.weight, time);
+        if (line === undefined) return this.#engine.decide(this.#limit(call.name), call.key, call.weight, time, call.op === "peek");
         // (2)
         return behind(this.#look(call, time), line.next);
       }
@@ -120,6 +134,11 @@ export class Decider {
     return null;
   }
 
+  /** Whether somebody waits for a key. */
+  isAwaited(name: string, key: string): boolean {
+    return this.#line({ name, key }) !== undefined;
+  }
+
   #line({ name, key }: { name: string; key: string }): Line | undefined {
     return this.#lines.get(name)?.get(key);
   }
@@ -133,20 +152,18 @@ export class Decider {
     return this.#limits.get(name)?.number ?? this.#engine.limit(name, "", this.#clock.now());
   }
 
-  #wait(call: Wait): Promise<Decided> {
+  #wait(call: Wait, answer: (answer: Decided) => void, refuse: (error: unknown) => void): void {
     const { patience } = call;
     let line = this.#line(call);
     const seen = this.#look(call);
     // The time is known, unless somebody waits or holds units: then this waits in vain.
     if (line === undefined && patience !== null && seen.retryAfter > patience && !seen.holds) {
-      return Promise.reject(timeoutOf(call, seen));
+      throw timeoutOf(call, seen.retryAfter);
     }
     line ??= this.#newLine(call);
-    return new Promise((answer, refuse) => {
-      const waiter = { call, line, answer, refuse, hasLeft: false };
-      this.#waiters.set(call.waiter, waiter);
-      line.join(waiter);
-    });
+    const waiter = { call, line, answer, refuse, hasLeft: false };
+    this.#waiters.set(call.waiter, waiter);
+    line.join(waiter);
   }
 
   #newLine({ name, key }: Wait): Line {
@@ -248,7 +265,8 @@ class Line {
       }
       if (!decided.admitted) {
         this.next = decided;
-        this.#stop = this.#clock.after(decided.retryAfter, () => this.advance());
+        // (An end of a start calls this, too.)
+        if (!decided.awaitsEnd) this.#stop = this.#clock.after(decided.retryAfter, () => this.advance());
         return;
       }
       this.#waiters.shift();
@@ -268,8 +286,8 @@ class Line {
 }
 
 /** The error of a waiter whose time is over. */
-export const timeoutOf = ({ name, patience }: Pick<Wait, "name" | "patience">, seen: Decided): TimeoutError =>
-  new TimeoutError(`no permit of "${name}" within ${patience} ms`, seen.retryAfter);
+export const timeoutOf = ({ name, patience }: Pick<Wait, "name" | "patience">, retryAfter: number): TimeoutError =>
+  new TimeoutError(`no permit of "${name}" within ${patience} ms`, retryAfter);
 
 /** A start that would overtake those who wait is denied, as the first of them is. */
 function behind(seen: Decided, first: Decided): Decided {

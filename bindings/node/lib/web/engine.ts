@@ -18,6 +18,12 @@ interface Exports {
   wgl_clear(store: number, limit: number, key: number): number;
   wgl_override(store: number, name: number, policy: number, key: number, hasKey: number, from: number, to: number): number;
   wgl_unit(store: number, name: number): number;
+  wgl_number(store: number, least: number): number;
+  wgl_save(store: number, limit: number, key: number, from: number, to: number): number;
+  wgl_load(store: number, limit: number, key: number, by: number, from: number, to: number): number;
+  wgl_drop(store: number, limit: number, key: number): void;
+  wgl_hold(store: number, limit: number, key: number, weight: number): void;
+  wgl_overriding(store: number, limit: number, key: number, hasKey: number): void;
   wgl_part(store: number, limit: number, part: number): void;
 }
 
@@ -44,12 +50,17 @@ export interface Decided {
   readonly holds: boolean;
   /** Whether it matters when a start ends. */
   readonly isCounted: boolean;
+  /** Whether it is denied until a start ends: nobody knows when. */
+  readonly awaitsEnd: boolean;
   /** How the parts of the limit know the start. */
   readonly held: readonly number[];
+  /** In which database, if in one, and what no other start in it is called. */
+  readonly database?: string;
+  readonly id?: string;
 }
 
 /** The numbers of a decision, and then those of the start in each part. */
-const DECISION = 9;
+const DECISION = 10;
 const HELD = 4;
 const MOST_PARTS = 16;
 
@@ -73,8 +84,8 @@ export class Engine {
   }
 
   /** Passes the texts of a call, and returns their lengths. */
-  #pass(...texts: string[]): number[] {
-    const all = texts.map((text) => encoder.encode(text));
+  #pass(...texts: (string | Uint8Array)[]): number[] {
+    const all = texts.map((text) => (typeof text === "string" ? encoder.encode(text) : text));
     let at = this.#exports.wgl_text(
       this.#store,
       all.reduce((sum, { length }) => sum + length, 0),
@@ -89,9 +100,13 @@ export class Engine {
 
   /** The text of an answer. */
   #text(): string {
+    return decoder.decode(this.#bytes());
+  }
+
+  #bytes(): Uint8Array {
     const length = this.#exports.wgl_text_length(this.#store);
     const at = this.#exports.wgl_text(this.#store, length);
-    return decoder.decode(new Uint8Array(this.#exports.memory.buffer, at, length));
+    return new Uint8Array(this.#exports.memory.buffer, at, length);
   }
 
   /** A view of the numbers. The next call may make the memory larger, which takes it away. */
@@ -123,7 +138,7 @@ export class Engine {
     const [length] = this.#pass(key);
     this.#checked(this.#exports.wgl_decide(this.#store, limit, length!, weight, Number(looks), ...time));
     const numbers = [...this.#numbers()];
-    const [admitted, retry, suggested, remaining, most, reset, deniedBy, holds, isCounted] = numbers as unknown as Numbers;
+    const [admitted, retry, suggested, remaining, most, reset, deniedBy, holds, isCounted, awaitsEnd] = numbers as unknown as Numbers;
     const isAdmitted = admitted !== 0;
     const count = isAdmitted && !looks ? this.#names(limit).length * HELD : 0;
     return {
@@ -135,6 +150,7 @@ export class Engine {
       limit: most,
       holds: holds !== 0,
       isCounted: isCounted !== 0,
+      awaitsEnd: awaitsEnd !== 0,
       held: numbers.slice(DECISION, DECISION + count),
       deniedBy: isAdmitted ? null : this.#names(limit)[deniedBy]!,
     };
@@ -176,6 +192,45 @@ export class Engine {
     this.#checked(this.#exports.wgl_override(this.#store, nameLength!, policyLength!, keyLength!, hasKey, ...time));
   }
 
+  /** Makes the number of the next start greater than this one, and returns the last one. */
+  number(least = 0): number {
+    return this.#exports.wgl_number(this.#store, least);
+  }
+
+  /** Returns the state of a key, and until when it matters, in µs; `null` if there is nothing to keep. With "": also of all keys. */
+  save(limit: number, key: string, time: Time): { readonly words: Uint8Array; readonly until: number } | null {
+    const [length] = this.#pass(key);
+    const until = this.#exports.wgl_save(this.#store, limit, length!, ...time);
+    const words = this.#bytes().slice();
+    return words.length > 0 ? { words, until } : null;
+  }
+
+  /** Restores a key. `by`: when its policy changed, if it has, in µs. Returns whether this is no state of it: then it counts as used. */
+  load(limit: number, key: string, words: Uint8Array, by: number, time: Time): boolean {
+    const [length] = this.#pass(key, words);
+    return this.#exports.wgl_load(this.#store, limit, length!, by, ...time) !== 0;
+  }
+
+  /** Forgets a key that can be restored, and its policies. */
+  drop(limit: number, key: string): void {
+    const [length] = this.#pass(key);
+    this.#exports.wgl_drop(this.#store, limit, length!);
+  }
+
+  /** Gives a start of a lost key its units back. */
+  hold(limit: number, key: string, weight: number, held: readonly number[]): void {
+    const [length] = this.#pass(key);
+    this.#numbers().set(held, DECISION);
+    this.#exports.wgl_hold(this.#store, limit, length!, weight);
+  }
+
+  /** Returns the policies above the declared ones: of the limit, or of a key; "" if there are none. */
+  overriding(limit: number, key: string | undefined): string {
+    const [length] = this.#pass(key ?? "");
+    this.#exports.wgl_overriding(this.#store, limit, length!, Number(key !== undefined));
+    return this.#text();
+  }
+
   /** Returns a unit of time in ms; NaN if policies know none of this name. */
   unitOfTime(name: string): number {
     const [length] = this.#pass(name);
@@ -186,4 +241,4 @@ export class Engine {
 /** Rounds up. (0.2 ms are 200 µs, although 0.2 * 1e3 is more.) */
 const microseconds = (ms: number): number => Math.ceil(Math.round(ms * 1e6) / 1e3);
 
-type Numbers = readonly [number, number, number, number, number, number, number, number, number];
+type Numbers = readonly [number, number, number, number, number, number, number, number, number, number];

@@ -20,5 +20,5 @@ export {
 } from "./limiter.js";
 export { type OpenOptions, Store } from "./store.js";
 
-/** Opens a store: "memory:", whose limits are this object's. */
+/** Opens a store: "memory:", whose limits are this object's, or "indexeddb:NAME", whose limits all tabs and workers of an origin share. */
 export const open = (url: string, options?: OpenOptions): Promise<Store> => openWith(compiled, url, options);

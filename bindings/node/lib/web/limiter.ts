@@ -89,7 +89,11 @@ export class Permit {
     this.#desk = desk;
     this.#start = start;
     this.#isCounted = isCounted;
-    if (isCounted) lost.register(this, { desk, start }, this);
+    this.#register();
+  }
+
+  #register(): void {
+    if (this.#isCounted) lost.register(this, { desk: this.#desk, start: this.#start }, this);
   }
 
   /** @internal */
@@ -118,8 +122,9 @@ export class Permit {
     const matters = this.#isCounted || how !== How.completed;
     const ended = matters ? this.#desk.call({ op: "end", start: this.#start, how, actual }) : Promise.resolve();
     const failed = (error: unknown) => {
-      // It can be ended in another way.
+      // It can be ended in another way, or is collected.
       this.#ending = undefined;
+      this.#register();
       throw error;
     };
     return (this.#ending = ended.then(() => {}, failed));
@@ -131,6 +136,8 @@ export class Permit {
   }
 }
 
+/** How long after its timeout a waiter is told what it would be told now, at most; in ms. */
+const ANSWER = 3_000;
 /** No two waiters of this program have the same number. */
 let lastWaiter = 0;
 
@@ -169,8 +176,8 @@ export class Limiter {
     return (await this.#desk.call(call)) as Decided;
   }
 
-  #permit({ key, weight }: Weighed, { held, isCounted }: Decided): Permit {
-    return Permit._of(this.#desk, { name: this.name, key, weight, held }, isCounted);
+  #permit({ key, weight }: Weighed, { held, isCounted, database, id }: Decided): Permit {
+    return Permit._of(this.#desk, { name: this.name, key, weight, held, database, id }, isCounted);
   }
 
   #decision(start: Weighed, decided: Decided, looks: boolean): Decision | Peek {
@@ -208,50 +215,69 @@ export class Limiter {
     const timeout = options?.timeout;
     const patience = timeout === undefined ? null : this.#milliseconds("timeout", timeout);
     signal?.throwIfAborted();
-    await this._open();
     const waiter = ++lastWaiter;
     const wait = { op: "wait", name: this.name, ...start, priority, patience, waiter } as const;
-    const started = this.#desk.call(wait) as Promise<Decided>;
     return new Promise((resolve, reject) => {
-      let hasLeft = false;
-      const leave = (reason: unknown) => {
-        hasLeft = true;
-        reject(reason);
-        this.#desk.call({ op: "leave", waiter }).catch(() => {});
-      };
+      let [hasAsked, hasExpired, hasLeft] = [false, false, false];
       const aborted = () => leave(signal?.reason);
-      signal?.addEventListener("abort", aborted, { once: true });
-      // Whoever has started has not left.
-      const expired = () => void this.#desk.call({ op: "leave", waiter }).then((seen) => seen && reject(timeoutOf(wait, seen)), reject);
-      const stop = patience === null ? () => {} : after(patience, expired);
+      let stop = () => {};
       const over = () => {
         stop();
         signal?.removeEventListener("abort", aborted);
       };
-      started.then(
-        (decided) => {
-          over();
-          const permit = this.#permit(start, decided);
-          // It had been decided when the waiter left.
-          if (hasLeft) permit.cancel().catch(() => {});
-          else resolve(permit);
-        },
-        (error) => {
-          over();
-          reject(error);
-        },
-      );
+      const leave = (reason: unknown) => {
+        hasLeft = true;
+        over();
+        reject(reason);
+        if (hasAsked) this.#desk.call({ op: "leave", waiter }).catch(() => {});
+      };
+      // Whoever has started has not left.
+      const left = (seen: Answer) => {
+        if (seen === null) return;
+        hasLeft = true;
+        over();
+        reject(timeoutOf(wait, seen.retryAfter));
+      };
+      const depart = () => void this.#desk.call({ op: "leave", waiter }).then(left, leave);
+      const expired = () => {
+        hasExpired = true;
+        // Perhaps nobody answers.
+        stop = after(ANSWER, () => leave(timeoutOf(wait, 0)));
+        if (hasAsked) depart();
+      };
+      if (patience !== null) stop = after(patience, expired);
+      signal?.addEventListener("abort", aborted, { once: true });
+      const asked = async () => {
+        await this._open();
+        if (hasLeft) return;
+        hasAsked = true;
+        const decided = this.#desk.call(wait);
+        // It took its time to declare the limit: it starts now or not at all.
+        if (hasExpired) depart();
+        const permit = this.#permit(start, (await decided) as Decided);
+        over();
+        // It had been decided when the waiter left.
+        if (hasLeft) permit.cancel().catch(() => {});
+        else resolve(permit);
+      };
+      asked().catch((error) => {
+        over();
+        reject(error);
+      });
     });
   }
 
-  /** Waits for a permit, runs `fn`, and completes the permit when `fn` returns or throws. */
+  /**
+   * Waits for a permit, runs `fn`, and completes the permit when `fn` returns or throws. What `fn` has returned or thrown stands, even if
+   * the store cannot be told: the permit is then completed when it is collected.
+   */
   async schedule<T>(fn: (permit: Permit) => T | PromiseLike<T>, options?: AcquireOptions): Promise<T> {
     if (typeof fn !== "function") throw invalid("fn", fn, "a function");
     const permit = await this.acquire(options);
     try {
       return await fn(permit);
     } finally {
-      await permit.complete();
+      await permit.complete().catch(() => {});
     }
   }
 

@@ -3,20 +3,21 @@
 import { version } from "./bytes.js";
 import { type Clock, ManualClock, SystemClock } from "./clock.js";
 import { Decider } from "./decider.js";
-import { Engine } from "./engine.js";
-import { StoreClosed, invalid } from "./errors.js";
+import { Engine, How } from "./engine.js";
+import { LimitError, StoreClosed, invalid } from "./errors.js";
 import { keyOf, options as checked, text } from "./input.js";
 import { type Desk, type KeyOptions, Limiter, nameOf } from "./limiter.js";
+import { Shared } from "./shared.js";
 
 /** The options of a store. */
 export interface OpenOptions {
-  /** A clock for tests. */
+  /** A clock for tests. With "indexeddb:NAME", all who open it need the same one. */
   clock?: ManualClock | undefined;
   /** The compiled module, where a program cannot compile one, as in Cloudflare's workers: `workglow-limit/web/module.wasm` of this version. */
   module?: WebAssembly.Module | undefined;
 }
 
-/** Holds limits, which are this object's: whoever opens "memory:" again gets others. */
+/** Holds limits: in "memory:" for this object, in "indexeddb:NAME" for all tabs and workers of an origin. */
 export class Store {
   /** The store's address. */
   readonly url: string;
@@ -30,6 +31,8 @@ export class Store {
     this.url = url;
     this.#close = close;
     const call: Desk["call"] = async (call) => {
+      // (Closing it has completed its starts.)
+      if (this.#isClosed && call.op === "end" && call.how === How.completed) return null;
       if (this.#isClosed) throw new StoreClosed(`store "${url}" was closed: to use it again, open it again`, "store_closed", -21);
       return desk.call(call);
     };
@@ -70,7 +73,7 @@ export class Store {
     await this.#desk.call({ op: "override", name, policy, key });
   }
 
-  /** Closes the store: waiters and later calls reject. */
+  /** Closes the store: waiters and later calls reject, and starts that hold units are completed. */
   close(): void {
     if (this.#isClosed) return;
     this.#isClosed = true;
@@ -89,15 +92,24 @@ export async function openWith(compiled: () => Promise<WebAssembly.Module>, url:
   if (clock !== undefined && !(clock instanceof ManualClock)) throw invalid("clock", clock, "a ManualClock");
   if (module !== undefined && !(module instanceof WebAssembly.Module)) throw invalid("module", module, "a WebAssembly.Module");
   const address = text("url", url);
-  if (address !== "memory:") throw invalid("url", url, '"memory:", the one store that there is here');
+  const name = /^indexeddb:(.+)$/s.exec(address)?.[1];
+  if (address !== "memory:" && name === undefined) throw invalid("url", url, '"memory:" or "indexeddb:NAME"');
   const imports = module === undefined ? [] : WebAssembly.Module.imports(module);
-  const instance = imports.length > 0 ? null : await WebAssembly.instantiate(module ?? (await compiled()), {});
-  if (instance === null || !Engine.fits(instance)) throw invalid("module", module, `the module of this package, version ${version}`);
-  return inMemory(instance, clock ?? new SystemClock());
+  const made = async (unixUs: number) => {
+    const instance = imports.length > 0 ? null : await WebAssembly.instantiate(module ?? (await compiled()), {});
+    if (instance === null || !Engine.fits(instance)) throw invalid("module", module, `the module of this package, version ${version}`);
+    return new Engine(instance, unixUs);
+  };
+  if (name === undefined) return inMemory(made, clock ?? new SystemClock());
+  if (globalThis.navigator?.locks === undefined || globalThis.BroadcastChannel === undefined || !("indexedDB" in globalThis)) {
+    throw new LimitError(`store "${address}" needs IndexedDB and Web Locks, as browsers have them on pages with https`, "unsupported", -13);
+  }
+  const shared = await Shared.open(name, clock ?? new SystemClock(), made);
+  return Store._of(address, shared, () => shared.close());
 }
 
-function inMemory(instance: WebAssembly.Instance, clock: Clock): Store {
-  const engine = new Engine(instance, clock.unixUs);
+async function inMemory(made: (unixUs: number) => Promise<Engine>, clock: Clock): Promise<Store> {
+  const engine = await made(clock.unixUs);
   const decider = new Decider(engine, clock);
   const desk: Desk = { call: (call) => decider.call(call), unitOfTime: (name) => engine.unitOfTime(name) };
   const closed = new StoreClosed('store "memory:" was closed', "store_closed", -21);

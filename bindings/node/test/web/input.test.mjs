@@ -22,6 +22,10 @@ test("keys and names are well-formed texts", { skip }, async () => {
     await assert.rejects(store.override("x", "2/1h", { key }), about("key"));
     await assert.rejects(store.lift("x", { key }), about("key"));
   }
+  const long = "k".repeat(1_025);
+  for (const call of ["decide", "peek", "acquire", "clear"]) await assert.rejects(limiter[call]({ key: long }), about("key"));
+  await assert.rejects(store.override("x", "2/1h", { key: long }), about("key"));
+  await assert.rejects(store.lift("x", { key: long }), about("key"));
   for (const name of [...OTHERS, undefined, "\ud800"]) {
     assert.throws(() => store.limiter(name, "1/1h"), about("name"));
     await assert.rejects(store.override(name, "1/1h"), about("name"));

@@ -49,7 +49,11 @@ test("waiters start in the order in which they asked, and nobody overtakes them"
   const denied = await limiter.decide();
   assert.equal(denied.admitted, false);
   assert.equal(denied.retryAfter, 1000);
-  for (let i = 0; i < 4; i++) {
+  clock.advance(1000);
+  await new Promise(setImmediate);
+  // One unit is free, for the heavy one that waits. A look says the same as a decision.
+  assert.equal(await limiter.canProceed(), false);
+  for (let i = 0; i < 3; i++) {
     clock.advance(1000);
     await new Promise(setImmediate);
   }
@@ -105,7 +109,8 @@ test("limits are shared by name, and errors name what is wrong", { skip }, async
   store.limiter("two", "2/1h");
   await assert.rejects(store.override("two", "5/1m shared"), shared);
   await assert.rejects(web.open("redis://there"), { name: "InvalidArgument", message: /^url is "redis:\/\/there"/ });
-  await assert.rejects(web.open("indexeddb:x"), { code: "invalid_argument", message: /^url is "indexeddb:x": expected "memory:"/ });
+  // Node has no IndexedDB.
+  await assert.rejects(web.open("indexeddb:x"), { code: "unsupported", message: /^store "indexeddb:x" needs IndexedDB/ });
   store.close();
   await assert.rejects(limiter.tryAcquire(), { name: "StoreClosed", code: "store_closed" });
 });
@@ -221,4 +226,58 @@ test("the memory of the module may grow at any call", { skip }, async () => {
   engine.end(limit, "k", 1, held, 0, 0, [1, 1]);
   assert.equal(engine.decide(limit, "k", 1, [2, 2], true).remaining, 2);
   assert.throws(() => engine.limit("", "1/1s", [0, 0]), { message: /^name is empty/ });
+});
+
+test("whoever waits for the end of a start sets no timer", { skip }, async (t) => {
+  const store = await web.open("memory:");
+  const limiter = store.limiter("slots", "1 concurrent + 100/1h");
+  const permits = await Promise.all(Array.from({ length: 20 }, (_, i) => limiter.acquire({ key: `${i}` })));
+  const timers = t.mock.method(globalThis, "setTimeout");
+  const waiting = permits.map((_, i) => limiter.acquire({ key: `${i}` }));
+  await limiter.peek();
+  const set = timers.mock.callCount();
+  for (const permit of permits) await permit.complete();
+  await Promise.all(waiting);
+  assert.equal(set, 0);
+});
+
+test("whoever waits for the end of a lease, of a cooldown or of a window is woken", { skip }, async () => {
+  for (const policy of ["1 concurrent lease 1s", "1 concurrent cooldown 1s", "2 concurrent + 1/1s"]) {
+    const clock = new web.ManualClock();
+    const limiter = (await web.open("memory:", { clock })).limiter("timed", policy);
+    const permit = await limiter.acquire();
+    if (policy.includes("cooldown")) await permit.complete();
+    const waiting = limiter.acquire();
+    await limiter.peek();
+    clock.advance(1_001);
+    await waiting;
+  }
+});
+
+test("a waiter that has left has no timer, and listens to no signal", { skip }, async (t) => {
+  const limiter = (await web.open("memory:")).limiter("slots", "1 concurrent");
+  const permit = await limiter.acquire();
+  const [set, cleared] = ["setTimeout", "clearTimeout"].map((name) => t.mock.method(globalThis, name));
+  const leaving = new AbortController();
+  const waiting = limiter.acquire({ timeout: 60_000, signal: leaving.signal });
+  await limiter.peek();
+  leaving.abort();
+  await assert.rejects(waiting, { name: "AbortError" });
+  assert.deepEqual([set.mock.callCount(), cleared.mock.callCount()], [1, 1]);
+  await permit.complete();
+});
+
+test("a signal that aborts while the limit is declared ends the wait", { skip }, async () => {
+  const store = await web.open("memory:");
+  await store.limiter("slots", "1 concurrent").acquire();
+  const leaving = new AbortController();
+  const waiting = store.limiter("slots", "1 concurrent").acquire({ signal: leaving.signal });
+  leaving.abort();
+  await assert.rejects(waiting, { name: "AbortError" });
+});
+
+test("a limit of another kind needs another name: the error says so", { skip }, async () => {
+  const store = await web.open("memory:");
+  await store.limiter("one", "3/1h").peek();
+  await assert.rejects(store.limiter("one", "2 concurrent").peek(), { code: "kind_mismatch", message: /: use another name$/ });
 });

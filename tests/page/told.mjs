@@ -1,0 +1,217 @@
+// What clients and leaders of `indexeddb:` tell each other is late, lost or repeated: see `faults.mjs`.
+import assert from "node:assert/strict";
+
+/** The tests: each is called with its context and the browser's tabs. */
+export const told = [];
+const test = (name, body) => told.push([name, body]);
+
+test("units are given back once, though the leader that did it told nobody", async (t, tabs) => {
+  const remaining = await tabs.run(t, async () => {
+    const code = `
+      // What has no answer is a declaration, and then the end of a start.
+      let ended = 0;
+      const { postMessage } = BroadcastChannel.prototype;
+      BroadcastChannel.prototype.postMessage = function (message) {
+        if (message.kind === "answer" && message.answer === null && ended++ === 1) hang();
+        postMessage.call(this, message);
+      };`;
+    window.worker = await hanging("indexeddb:ends", "20/1h burst 20", code);
+    const limiter = (await web.open("indexeddb:ends")).limiter("hanging");
+    const permits = [await limiter.tryAcquire({ weight: 4 }), await limiter.tryAcquire({ weight: 5 })];
+    await permits[0].cancel();
+    return (await limiter.peek()).remaining;
+  });
+  // Given back twice, they were 18 or 19.
+  assert.equal(remaining, 15);
+});
+
+test("units are given back once, though the first attempt failed", async (t, tabs) => {
+  const seen = await tabs.run(t, async () => {
+    const store = await web.open("indexeddb:twice", { clock: new web.ManualClock() });
+    const { put } = IDBObjectStore.prototype;
+    const seen = [];
+    for (const policy of ["3/1h burst 3", "5000/1h", "100/1h fixed", "10/1h burst 10 + 5 concurrent"]) {
+      const limiter = store.limiter(policy, policy);
+      const [permit, other] = [await limiter.tryAcquire(), await limiter.tryAcquire()];
+      const before = (await limiter.peek()).remaining;
+      IDBObjectStore.prototype.put = () => {
+        throw new DOMException("the disk is full", "QuotaExceededError");
+      };
+      const failed = await permit.cancel().catch(({ code }) => code);
+      IDBObjectStore.prototype.put = put;
+      await permit.cancel();
+      seen.push([failed, (await limiter.peek()).remaining - before]);
+      await other.settle(1);
+    }
+    return seen;
+  });
+  assert.deepEqual(seen, Array(4).fill(["store_failure", 1]));
+});
+
+test("a start is not remembered when its client has heard that it was ended, or has died", async (t, tabs) => {
+  const seen = await tabs.run(t, async () => {
+    const [store, other] = [await web.open("indexeddb:ended"), await web.open("indexeddb:ended")];
+    const [limiter, others] = [store, other].map((store) => store.limiter("ended", "9/1h"));
+    const own = await database("ended");
+    const records = () => result(own.transaction("holds").objectStore("holds").getAll());
+    for (let i = 0; i < 3; i++) await (await limiter.tryAcquire()).cancel();
+    const [record] = await records();
+    store.close();
+    while ((await records()).length > 0) await others.peek();
+    return [record.ended.length, (await others.peek()).remaining];
+  });
+  assert.deepEqual(seen, [1, 9]);
+});
+
+test("a waiter that hears late of its start gives it back, and starts when there is room again", async (t, tabs) => {
+  const seen = await tabs.run(t, async () => {
+    const clocks = [1, 2].map(() => new web.ManualClock());
+    const open = async (i) => (await web.open("indexeddb:thaws", { clock: clocks[i] })).limiter("thaws", "1/1s");
+    const pause = () => new Promise((resolve) => setTimeout(resolve, 5));
+    const first = await open(0);
+    await first.acquire();
+    // While the second store is frozen, it hears nothing, and sends nothing of its own accord.
+    const { set } = Object.getOwnPropertyDescriptor(BroadcastChannel.prototype, "onmessage");
+    let kept = null;
+    Object.defineProperty(BroadcastChannel.prototype, "onmessage", {
+      configurable: true,
+      set(hears) {
+        set.call(this, (event) => (kept ? kept.push({ ...event.data, hear: () => hears(event) }) : hears(event)));
+      },
+    });
+    const second = await open(1);
+    Object.defineProperty(BroadcastChannel.prototype, "onmessage", { configurable: true, set });
+    let started = 0;
+    for (let i = 0; i < 3; i++) void second.acquire().then(() => started++);
+    await second.peek();
+    const { setTimeout: usual } = window;
+    window.setTimeout = (call, ms) => (ms === 5 ? usual(call, ms) : 0);
+    kept = [];
+    for (let i = 1; i <= 3; i++) {
+      for (const clock of clocks) clock.advance(1_000);
+      while (kept.filter(({ kind }) => kind === "answer").length < i) await pause();
+    }
+    window.setTimeout = usual;
+    const late = kept;
+    kept = null;
+    for (const { hear } of late) hear();
+    const seen = [];
+    for (let i = 1; i <= 3; i++) {
+      while (started < i) await pause();
+      await second.peek();
+      seen.push(started);
+      for (const clock of clocks) clock.advance(1_000);
+    }
+    return seen;
+  });
+  assert.deepEqual(seen, [1, 2, 3]);
+});
+
+for (const kind of ["call", "answer", "placed", "leads", "begins", "beat"]) {
+  test(`a message that is lost stops nobody: ${kind}`, async (t, tabs) => {
+    const seen = await tabs.run(
+      t,
+      async (kind) => {
+        const open = async () => (await web.open("indexeddb:lost")).limiter("lost", "1 concurrent");
+        const [first, second] = [await open(), await open()];
+        for (const limiter of [first, second]) await limiter.peek();
+        const held = await first.acquire();
+        const { postMessage } = BroadcastChannel.prototype;
+        let lost = 0;
+        BroadcastChannel.prototype.postMessage = function (message) {
+          if (message.kind === kind && lost++ === 0) return;
+          postMessage.call(this, message);
+        };
+        const waiting = second.acquire();
+        await second.peek();
+        await held.complete();
+        if (["leads", "begins"].includes(kind)) await navigator.locks.request("workglow-limit lead lost", { steal: true }, () => {});
+        await (await waiting).complete();
+        return [lost > 0 || kind === "beat", (await first.peek()).remaining];
+      },
+      kind,
+    );
+    assert.deepEqual(seen, [true, 1]);
+  });
+}
+
+test("whoever has left when it had started does not wait at the next leader", async (t, tabs) => {
+  const isAdmitted = await tabs.run(t, async () => {
+    const code = `
+      const { postMessage } = BroadcastChannel.prototype;
+      BroadcastChannel.prototype.postMessage = function (message) {
+        if (message.kind === "answer" && message.start) hang();
+        postMessage.call(this, message);
+      };`;
+    window.worker = await hanging("indexeddb:ghost", "3/1h", code);
+    const limiter = (await web.open("indexeddb:ghost")).limiter("hanging");
+    await limiter.canProceed();
+    const turns = async () => {
+      for (let i = 0; i < 20; i++) await null;
+    };
+    // While the leader writes this, the others come: it answers them together.
+    void limiter.pause(1, { key: "other" });
+    await turns();
+    const leaving = new AbortController();
+    void limiter.acquire({ weight: 2, signal: leaving.signal }).catch(() => {});
+    await turns();
+    leaving.abort();
+    // (What is asked in one go with them is written, too. A look is not.)
+    await limiter.peek();
+    return (await limiter.tryAcquire()) !== null;
+  });
+  assert.equal(isAdmitted, true);
+});
+
+test("a first call with a short timeout starts if there is room", async (t, tabs) => {
+  const seen = await tabs.run(t, async () => {
+    const store = await web.open("indexeddb:timeout");
+    await store.limiter("another", "1/1h").peek();
+    // However busy this machine is.
+    const { setTimeout: usual } = window;
+    window.setTimeout = (call, ms, ...given) => usual(call, ms === 3_000 ? 1e9 : ms, ...given);
+    const ask = (policy) => store.limiter("free", policy).acquire({ timeout: 0 });
+    const permit = await ask("1/1h");
+    const { code, retryAfter } = await ask("1/1h").catch((error) => error);
+    return [permit !== null, code, retryAfter > 0];
+  });
+  assert.deepEqual(seen, [true, "acquire_timeout", true]);
+});
+
+test("what a scheduled job returns stands, though the store cannot be told of its end", async (t, tabs) => {
+  const seen = await tabs.run(t, async () => {
+    const slots = (await web.open("indexeddb:jobs")).limiter("jobs", "1 concurrent");
+    const { put } = IDBObjectStore.prototype;
+    const failing = async (result) => {
+      IDBObjectStore.prototype.put = () => {
+        throw new DOMException("the disk is full", "QuotaExceededError");
+      };
+      return result;
+    };
+    const told = await slots.schedule(() => failing("done"));
+    IDBObjectStore.prototype.put = put;
+    const thrown = await slots.schedule(() => failing(Promise.reject(new Error("failed")))).catch(({ message }) => message);
+    IDBObjectStore.prototype.put = put;
+    await (await slots.acquire()).complete();
+    return [told, thrown, (await slots.peek()).remaining];
+  });
+  assert.deepEqual(seen, ["done", "failed", 1]);
+});
+
+test("a permit can be completed when its store was closed, which has given its units back", async (t, tabs) => {
+  const seen = await tabs.run(t, async () => {
+    const [store, other] = [await web.open("indexeddb:closed"), await web.open("indexeddb:closed")];
+    const permit = await store.limiter("closed", "1 concurrent").acquire();
+    store.close();
+    await permit.complete();
+    const started = await other.limiter("closed").acquire();
+    return [
+      await store
+        .limiter("closed")
+        .peek()
+        .catch(({ code }) => code),
+      started !== null,
+    ];
+  });
+  assert.deepEqual(seen, ["store_closed", true]);
+});
