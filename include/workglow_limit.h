@@ -98,6 +98,9 @@
     { sizeof(wgl_decision), 0, 0, 0, 0, 0, 0, NULL, { { 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 } } }
 #define WGL_WAITER_OPTIONS_INIT { sizeof(wgl_waiter_options), 0, 0, 0, 0, 0, 0 }
 #define WGL_COUNTS_INIT { sizeof(wgl_counts), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define WGL_HOLDER_SNAPSHOT_INIT { sizeof(wgl_holder_snapshot), 0, NULL, 0, 0, 0, 0, 0 }
+#define WGL_HEAD_SNAPSHOT_INIT { sizeof(wgl_head_snapshot), 0, NULL, 0, 0, 0, NULL, 0, 0 }
+#define WGL_WAITING_SNAPSHOT_INIT { sizeof(wgl_waiting_snapshot), 0, NULL, 0, 0 }
 
 
 // Success; a start that was asked for is admitted.
@@ -249,6 +252,12 @@ typedef struct wgl_limiter wgl_limiter;
 // limiter alive. One thread at a time may use it, but any thread may call wgl_line_wake. A forked child makes lines of its
 // own: in its parent's it can only free, which changes nothing for the parent.
 typedef struct wgl_line wgl_line;
+
+// Who had the units of a limit, or of a key of it, and who waited for them, at the moment of wgl_store_line.
+//
+// The caller owns it and frees it with wgl_line_snapshot_free, at any time: it depends on no other handle. It never
+// changes, so any number of threads may read it. A forked child has a copy.
+typedef struct wgl_line_snapshot wgl_line_snapshot;
 
 // A clock for tests. It stands still until it is advanced; stores and limiters that were made with it follow it. A thread
 // that waits in wgl_acquire sleeps until another thread advances it.
@@ -605,6 +614,65 @@ typedef struct wgl_counts {
     // How often another policy came into force.
     uint64_t policy_changes;
 } wgl_counts;
+
+// A process that has units of a limit. Begin with WGL_HOLDER_SNAPSHOT_INIT. The caller owns it; its texts live as long as
+// the snapshot.
+typedef struct wgl_holder_snapshot {
+    // sizeof(wgl_holder_snapshot), as the INIT macro sets it.
+    uint32_t struct_size;
+    // The process, by its own view of its pid: in a container the container's. 0: it is not in the list of processes, or the
+    // store is memory:.
+    uint32_t pid;
+    // The name of its program; NULL if it is not known.
+    const char *program;
+    // How long it has used the store.
+    uint64_t since_ns;
+    // The number of its starts that have not ended.
+    uint64_t starts;
+    // Their units.
+    uint64_t units;
+    // 1 if the starts have ended, and their units are free after the limit's cooldown; else 0.
+    uint32_t cools_down;
+    // 0.
+    uint32_t reserved;
+} wgl_holder_snapshot;
+
+// The first waiter of a line. Begin with WGL_HEAD_SNAPSHOT_INIT. The caller owns it; its texts live as long as the snapshot.
+typedef struct wgl_head_snapshot {
+    // sizeof(wgl_head_snapshot), as the INIT macro sets it.
+    uint32_t struct_size;
+    // Its process: see wgl_holder_snapshot.
+    uint32_t pid;
+    // The name of its program; NULL if it is not known.
+    const char *program;
+    // How long its process has used the store.
+    uint64_t since_ns;
+    // How long it has waited.
+    uint64_t waits_ns;
+    // What it wants to start.
+    uint64_t units;
+    // Of a shared limit, its tenant: '#' and an id of the key. Else NULL.
+    const char *tenant;
+    // Its priority: less is sooner.
+    int32_t priority;
+    // 1 if it is passed, because its process does not run; else 0.
+    uint32_t is_passed;
+} wgl_head_snapshot;
+
+// How many callers of a process wait. Begin with WGL_WAITING_SNAPSHOT_INIT. The caller owns it; its texts live as long as
+// the snapshot.
+typedef struct wgl_waiting_snapshot {
+    // sizeof(wgl_waiting_snapshot), as the INIT macro sets it.
+    uint32_t struct_size;
+    // The process: see wgl_holder_snapshot.
+    uint32_t pid;
+    // The name of its program; NULL if it is not known.
+    const char *program;
+    // How long it has used the store.
+    uint64_t since_ns;
+    // The number of its callers, for all keys of the limit together.
+    uint64_t callers;
+} wgl_waiting_snapshot;
 
 #ifdef __cplusplus
 extern "C" {
@@ -1413,6 +1481,48 @@ int wgl_stats(const wgl_limiter *limiter,
               const char *key,
               size_t key_len,
               wgl_counts *counts);
+
+// Shows who has the units of a limit and key, and who waits for them: whose turn is next. It covers all processes of a
+// sqlite: store. For a shared limit ("500/1m shared") no key is all tenants. A part of limits that were declared together
+// has a name of its own, such as "openai/tokens". It takes part in no decision and makes none slower. When one more start
+// would begin says wgl_forecast.
+//
+// Fails with WGL_UNKNOWN_LIMIT for a name that is not declared, WGL_UNSUPPORTED for a store on a server,
+// WGL_INVALID_ARGUMENT for a name that is not 1 to 1,024 bytes or a key of more, or with a store error.
+int wgl_store_line(const wgl_store *store,
+                   const char *name,
+                   const char *key,
+                   size_t key_len,
+                   wgl_line_snapshot **line);
+
+// Writes the process at an index, from 0 on, of those that have units of a limit of concurrent starts. There are none for
+// other limits: nobody has their units, which are free again when time has passed.
+//
+// Returns WGL_NONE if there is no such process. Fails with WGL_INVALID_ARGUMENT only.
+int wgl_line_snapshot_holder(const wgl_line_snapshot *line,
+                             size_t index,
+                             wgl_holder_snapshot *holder);
+
+// Writes the first waiter of a line, the next one at index 0. A process has a line for each of its event loops, and one for
+// all of its threads. Those that are passed are last. Of a memory: store only those of shared limits are shown: no other
+// process waits for the others.
+//
+// Returns WGL_NONE if there is no such line. Fails with WGL_INVALID_ARGUMENT only.
+int wgl_line_snapshot_head(const wgl_line_snapshot *line,
+                           size_t index,
+                           wgl_head_snapshot *head);
+
+// Writes the process at an index, from 0 on, of those whose callers wait for the limit, for all its keys together.
+//
+// Returns WGL_NONE if there is no such process. Fails with WGL_INVALID_ARGUMENT only.
+int wgl_line_snapshot_waiting(const wgl_line_snapshot *line,
+                              size_t index,
+                              wgl_waiting_snapshot *waiting);
+
+// Frees a snapshot. NULL is a no-op.
+//
+// Never fails.
+void wgl_line_snapshot_free(wgl_line_snapshot *line);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -505,6 +505,47 @@ struct Stats {
     std::uint64_t cancelled = 0, store_errors = 0, policy_changes = 0;
 };
 
+/// A process that uses a store; see wgl_holder_snapshot.
+struct Process {
+    std::uint32_t pid = 0;
+    std::string program;
+    /// How long it has used the store.
+    Duration since{};
+};
+
+/// Who had the units of a limit, or of a key of it, and who waited for them; see wgl_store_line. A process that is not in the
+/// list of processes is nothing, and so is the one of a memory: store.
+struct LineSnapshot {
+    struct Holder {
+        std::optional<Process> process;
+        std::uint64_t starts = 0, units = 0;
+        /// Whether the starts have ended, and their units are free after the limit's cooldown.
+        bool cools_down = false;
+    };
+    struct Head {
+        std::optional<Process> process;
+        /// How long it has waited.
+        Duration waits{};
+        std::uint64_t units = 0;
+        std::int32_t priority = 0;
+        /// Of a shared limit, its tenant: '#' and an id of the key.
+        std::optional<std::string> tenant;
+        /// Whether it is passed, because its process does not run.
+        bool is_passed = false;
+    };
+    struct Waiting {
+        std::optional<Process> process;
+        /// For all keys of the limit together.
+        std::uint64_t callers = 0;
+    };
+    /// The processes that have units of a limit of concurrent starts.
+    std::vector<Holder> holders;
+    /// The first waiter of each line, the next one first; those that are passed last.
+    std::vector<Head> heads;
+    /// The processes whose callers wait.
+    std::vector<Waiting> waiting;
+};
+
 class Waiter;
 
 /// The key of a joint start, with what each part is charged: the key of any call of the limiter that made it, in this
@@ -951,6 +992,35 @@ public:
         detail::Arguments checked;
         const char *called = checked.text("name", name);
         detail::ok(checked ? wgl_store_share(get(), called, key.data(), key.size(), share) : detail::refused);
+    }
+
+    /// Shows who has the units of a limit and key, and who waits for them: whose turn is next. See wgl_store_line.
+    [[nodiscard]] LineSnapshot line(const Text &name, Key key = {}) const {
+        detail::Arguments checked;
+        const char *called = checked.text("name", name);
+        wgl_line_snapshot *owned = nullptr;
+        detail::ok(checked ? wgl_store_line(get(), called, key.data(), key.size(), &owned) : detail::refused);
+        const std::unique_ptr<wgl_line_snapshot, decltype(&wgl_line_snapshot_free)> owner(owned, wgl_line_snapshot_free);
+        LineSnapshot seen;
+        if (owned == nullptr)
+            return seen;
+        const auto process = [](const auto &raw) {
+            return raw.program == nullptr
+                       ? std::nullopt
+                       : std::optional(Process{raw.pid, raw.program, detail::duration(raw.since_ns)});
+        };
+        wgl_holder_snapshot holder = WGL_HOLDER_SNAPSHOT_INIT;
+        for (std::size_t i = 0; detail::ok(wgl_line_snapshot_holder(owned, i, &holder)); i++)
+            seen.holders.push_back({process(holder), holder.starts, holder.units, holder.cools_down != 0});
+        wgl_head_snapshot head = WGL_HEAD_SNAPSHOT_INIT;
+        for (std::size_t i = 0; detail::ok(wgl_line_snapshot_head(owned, i, &head)); i++)
+            seen.heads.push_back({process(head), detail::duration(head.waits_ns), head.units, head.priority,
+                                  head.tenant == nullptr ? std::nullopt : std::optional<std::string>(head.tenant),
+                                  head.is_passed != 0});
+        wgl_waiting_snapshot waiting = WGL_WAITING_SNAPSHOT_INIT;
+        for (std::size_t i = 0; detail::ok(wgl_line_snapshot_waiting(owned, i, &waiting)); i++)
+            seen.waiting.push_back({process(waiting), waiting.callers});
+        return seen;
     }
 
     /// Removes the limit that is declared under a name, with its overrides. See wgl_store_forget.

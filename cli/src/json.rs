@@ -101,8 +101,8 @@ fn tenant(seen: &TenantSnapshot, keys: Keys) -> Value {
     })
 }
 
-/// Who has the units of a limit and key, and who waits for them.
-pub fn line(limit: &str, key: &str, seen: &LineSnapshot) -> Value {
+/// Who has the units of a limit and key, who waits for them, and after how long one more start would begin.
+pub fn line(limit: &str, key: &str, seen: &LineSnapshot, after: Option<Duration>) -> Value {
     let process = |seen: &Option<ProcessSnapshot>| {
         seen.as_ref().map(|seen| json!({ "pid": seen.pid, "program": seen.program, "since": seconds(seen.since) }))
     };
@@ -116,7 +116,7 @@ pub fn line(limit: &str, key: &str, seen: &LineSnapshot) -> Value {
             "waits": seconds(seen.waits),
             "units": seen.units,
             "priority": seen.priority,
-            "tenant": seen.tenant.as_ref().map(|id| format!("#{id}")),
+            "tenant": seen.tenant_name(),
             "passed": seen.is_passed,
         })
     };
@@ -127,6 +127,7 @@ pub fn line(limit: &str, key: &str, seen: &LineSnapshot) -> Value {
         "holders": seen.holders.iter().map(holder).collect::<Vec<_>>(),
         "next": seen.heads.iter().map(head).collect::<Vec<_>>(),
         "waiting": seen.waiting.iter().map(waiting).collect::<Vec<_>>(),
+        "after": after.map(seconds),
     })
 }
 

@@ -102,8 +102,10 @@ fn show_why_says_who_has_the_units_and_who_waits() {
         &format!("(pid {pid}, "),
         "next",
         "1 caller of",
+        "one more   unknown; jobs have to end before",
         "slots/calls",
         "nobody",
+        "one more   now",
     ]);
     let seen = run(&dir.url(), &["show", "slots/slots", "--why", "--json"]).json(0);
     let line_seen = &seen["lines"][0];
@@ -117,6 +119,7 @@ fn show_why_says_who_has_the_units_and_who_waits() {
     );
     assert_eq!((&line_seen["next"][0]["units"], &line_seen["next"][0]["passed"]), (&json!(1), &json!(false)));
     assert_eq!((&line_seen["waiting"][0]["callers"], line_seen["waiting"].as_array().unwrap().len()), (&json!(1), 1));
+    assert_eq!(line_seen["after"], json!(null));
     drop((line, held));
     run(&dir.url(), &["show", "mail", "acme", "--why"]).with(0).says(&["mail, key acme", "nobody"]);
     run(&dir.url(), &["show", "nowhere", "--why"]).with(3).says(&["nowhere"]);

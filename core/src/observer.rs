@@ -51,7 +51,9 @@ impl Observer {
     }
 
     /// Shows who has the units of a limit and key, and who waits for them: whose turn is next. For a limit that tenants share, the
-    /// empty key is all of them.
+    /// empty key is all of them. A part of several limits has a name of its own, such as `openai/tokens`.
+    ///
+    /// When one more start would begin is its [forecast](crate::Limiter::forecast).
     ///
     /// # Errors
     /// As for [`Store::find`]; [`Error::Unsupported`](crate::Error::Unsupported) on a server.

@@ -201,7 +201,8 @@ pub struct LineSnapshot {
     /// which are free again when time has passed.
     pub holders: Vec<HolderSnapshot>,
     /// The first waiter of each line, the next one first. A process has a line for each of its event loops, and one for all of its
-    /// threads. Those that are passed because their process does not run are last.
+    /// threads. Those that are passed because their process does not run are last. Of a `memory:` store only those of limits that
+    /// tenants share: no other process waits for the others.
     pub heads: Vec<HeadSnapshot>,
     /// How many callers of each process wait for this limit, for all keys together.
     pub waiting: Vec<WaitingSnapshot>,
@@ -237,6 +238,13 @@ pub struct HeadSnapshot {
     pub tenant: Option<String>,
     /// Whether it is passed, because its process does not run.
     pub is_passed: bool,
+}
+
+impl HeadSnapshot {
+    /// Returns the name of its tenant where texts of keys are not shown: `#` and the id.
+    pub fn tenant_name(&self) -> Option<String> {
+        self.tenant.as_ref().map(|id| format!("#{id}"))
+    }
 }
 
 /// How many callers of a process wait.

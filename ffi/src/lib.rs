@@ -16,6 +16,7 @@ mod input;
 mod joint;
 mod limiter;
 mod line;
+mod line_snapshot;
 mod local;
 mod permit;
 mod rate;

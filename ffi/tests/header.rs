@@ -24,7 +24,7 @@ fn made() -> String {
         .after_includes
         .map(|text| versions.iter().fold(text, |text, (mark, version)| text.replace(mark, version)));
     // In reading order.
-    let sources = "status strings clock store limiter rate local shared custom calls permit joint waiter line stats";
+    let sources = "status strings clock store limiter rate local shared custom calls permit joint waiter line stats line_snapshot";
     let sources = sources.split(' ').map(|file| here.join("src").join(format!("{file}.rs")));
     let bindings = sources.fold(cbindgen::Builder::new().with_config(config), |b, file| b.with_src(file));
     let mut made = Vec::new();

@@ -85,6 +85,9 @@ static void zeros_are_the_defaults(void) {
     SAME(wgl_waiter_options, WGL_WAITER_OPTIONS_INIT);
     SAME(wgl_decision, WGL_DECISION_INIT);
     SAME(wgl_counts, WGL_COUNTS_INIT);
+    SAME(wgl_holder_snapshot, WGL_HOLDER_SNAPSHOT_INIT);
+    SAME(wgl_head_snapshot, WGL_HEAD_SNAPSHOT_INIT);
+    SAME(wgl_waiting_snapshot, WGL_WAITING_SNAPSHOT_INIT);
 
     // 50 ms between starts.
     wgl_delay_limiter_options delay = {.struct_size = sizeof delay};

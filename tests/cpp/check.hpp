@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <string>
+#include <unistd.h>
 #include <workglow_limit.hpp>
 
 using namespace std::chrono_literals;

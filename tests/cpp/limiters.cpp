@@ -172,6 +172,32 @@ static void names_and_windows() {
     CHECK(!mail.can_proceed("gated") && mail.can_proceed(), "a gate of one key");
 }
 
+static void whose_turn(const Bench &bench) {
+    const bool is_lane = bench.store.url() != "memory:";
+    const Limiter slots = bench.store.limiter("turns", "2 concurrent");
+    const auto held = slots.acquire("k", 2);
+    Waiter waiter = slots.waiter("k", 1, 7);
+    CHECK(!waiter.step() && waiter.waiting(), "it waits");
+    const LineSnapshot seen = bench.store.line("turns", "k");
+    CHECK(seen.holders.size() == 1 && seen.holders[0].starts == 1 && seen.holders[0].units == 2, "who has the units");
+    CHECK(!seen.holders[0].cools_down && seen.holders[0].process.has_value() == is_lane, "its process");
+    CHECK(!is_lane || seen.holders[0].process->pid == static_cast<std::uint32_t>(getpid()), "this process");
+    CHECK(seen.waiting.size() == 1 && seen.waiting[0].callers == 1, "who waits");
+    CHECK(seen.heads.size() == (is_lane ? 1 : 0), "no process waits for others in memory");
+    for (const auto &head : seen.heads)
+        CHECK(head.units == 1 && head.priority == 7 && !head.tenant && !head.is_passed && head.process, "who is next");
+    CHECK(bench.store.line("turns").holders.empty(), "another key");
+
+    const Limiter shared = bench.store.limiter("turns of tenants", "1 concurrent shared");
+    const auto one = shared.acquire("holder");
+    Waiter tenant = shared.waiter("tenant");
+    CHECK(!tenant.step(), "it waits");
+    const LineSnapshot tenants = bench.store.line("turns of tenants");
+    CHECK(tenants.heads.size() == 1 && tenants.heads[0].tenant && tenants.heads[0].tenant->front() == '#', "its tenant");
+    THROWS(WGL_UNKNOWN_LIMIT, "nothing", bench.store.line("nothing"));
+    THROWS(WGL_INVALID_ARGUMENT, "NUL", bench.store.line(std::string("a\0b", 3)));
+}
+
 static void operators(const Bench &bench, const Directory &dir) {
     const RateLimiter limiter(bench.store, "overridden", 2, 1s);
     bench.store.override("overridden", "5/1s");
@@ -213,6 +239,7 @@ int main() {
         composites(bench);
         alternatives(bench);
         joint_starts(bench);
+        whose_turn(bench);
         operators(bench, dir);
     });
 }

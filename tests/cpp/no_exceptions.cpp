@@ -61,6 +61,9 @@ int main() {
     error(WGL_INVALID_ARGUMENT, "limiter is NULL");
     check(none.names().empty(), "a store's names");
     error(WGL_INVALID_ARGUMENT, "store is NULL");
+    check(store.line("calls", "a").waiting.empty() && !take_error(), "nobody waits");
+    check(store.line("unknown").waiting.empty(), "an unknown name");
+    error(WGL_UNKNOWN_LIMIT, "unknown");
     check(!store.limiter(std::string("a\0b", 3)), "a name with a NUL");
     error(WGL_INVALID_ARGUMENT, "NUL");
     check(!store.limiter("unknown"), "an unknown name");

@@ -53,9 +53,12 @@ export { FlowControl, type FlowControlOptions } from "./named.js";
 export { Permit } from "./permit.js";
 export {
   type GrantSnapshot,
+  type HeadSnapshot,
+  type HolderSnapshot,
   type KeySnapshot,
   type LimitKind,
   type LimitSnapshot,
+  type LineSnapshot,
   metricsContentType,
   type MetricsFormat,
   type MetricsOptions,
@@ -64,6 +67,7 @@ export {
   type SnapshotOptions,
   type TenantSnapshot,
   type Usage,
+  type WaitingSnapshot,
   type Waits,
 } from "./snapshot.js";
 export { doctor, type Finding, ManualClock, postgresSchema, type Problem, Store, type StoreOptions } from "./store.js";

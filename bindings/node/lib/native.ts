@@ -3,7 +3,7 @@
 import addon from "./addon.cjs";
 import { invalid, refused, thrown } from "./errors.js";
 import { Flag, Int, Num, Offset, Op, type Question, Size, type Status, TextLength } from "./layout.js";
-import type { KeySnapshot, LimitSnapshot, Snapshot } from "./snapshot.js";
+import type { KeySnapshot, LimitSnapshot, LineSnapshot, Snapshot } from "./snapshot.js";
 
 declare const kind: unique symbol;
 /** A native value that JavaScript only passes on. */
@@ -88,6 +88,8 @@ interface Native {
   observer(store: NativeStore): NativeObserver;
   snapshot(observer: NativeObserver, keys: number, showKeys: boolean): NativeSnapshot;
   snapshotLater(observer: NativeObserver, keys: number, showKeys: boolean): Promise<NativeSnapshot>;
+  lineSnapshot(store: NativeStore, name: string, key?: string): LineSnapshot;
+  lineSnapshotLater(store: NativeStore, name: string, key?: string): Promise<LineSnapshot>;
   metrics(observer: NativeObserver, keys: number, showKeys: boolean, format: string): string;
   metricsLater(observer: NativeObserver, keys: number, showKeys: boolean, format: string): Promise<string>;
   metricsContentType(format: string): string;

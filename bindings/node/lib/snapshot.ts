@@ -3,7 +3,7 @@
 import { type Stats, statsOf } from "./calls.js";
 import { invalid, refused, thrown } from "./errors.js";
 import { options as checkOptions, whole, word } from "./input.js";
-import { type NativeObserver, type NativeSnapshot, native } from "./native.js";
+import { type NativeObserver, type NativeSnapshot, type NativeStore, native } from "./native.js";
 
 /** The options of a snapshot. */
 export interface SnapshotOptions {
@@ -167,6 +167,58 @@ export interface GrantSnapshot {
   readonly requests: number;
 }
 
+/** Who had the units of a limit, or of a key of it, and who waited for them. Durations are in ms. */
+export interface LineSnapshot {
+  /**
+   * The processes that have units of a limit of concurrent starts, the most units first. Empty for other limits: nobody has their units,
+   * which are free again when time has passed.
+   */
+  readonly holders: readonly HolderSnapshot[];
+  /**
+   * The first waiter of each line, the next one first; those that are passed are last. A process has a line for each of its event loops,
+   * and one for all of its threads. Of a "memory:" store only those of limits that tenants share: no other process waits for the others.
+   */
+  readonly heads: readonly HeadSnapshot[];
+  /** The processes whose callers wait for the limit, the most callers first. */
+  readonly waiting: readonly WaitingSnapshot[];
+}
+
+/** A process that has units of a limit. */
+export interface HolderSnapshot {
+  /** The process. `null`: it is not in the list of processes, or the store is "memory:". */
+  readonly process: ProcessSnapshot | null;
+  /** The number of its starts that have not ended. */
+  readonly starts: number;
+  /** Their units. */
+  readonly units: number;
+  /** Whether the starts have ended, and their units are free after the limit's cooldown. */
+  readonly coolsDown: boolean;
+}
+
+/** The first waiter of a line. */
+export interface HeadSnapshot {
+  /** Its process, as in `HolderSnapshot`. */
+  readonly process: ProcessSnapshot | null;
+  /** How long it has waited, in ms. */
+  readonly waits: number;
+  /** The units that it wants. */
+  readonly units: number;
+  /** Its priority: less is sooner. */
+  readonly priority: number;
+  /** The tenant of a shared limit: "#" and the id of its key, as in `TenantSnapshot`. `null`: tenants do not share the limit. */
+  readonly tenant: string | null;
+  /** Whether it is passed, because its process does not run. */
+  readonly passed: boolean;
+}
+
+/** The callers of a process that wait for a limit. */
+export interface WaitingSnapshot {
+  /** The process, as in `HolderSnapshot`. */
+  readonly process: ProcessSnapshot | null;
+  /** The number of its callers, for all keys of the limit together. */
+  readonly callers: number;
+}
+
 /** Returns the `Content-Type` of `Store.metrics` in a format. Default: "openmetrics". */
 export const metricsContentType = (format: MetricsFormat = "openmetrics"): string => native.metricsContentType(checkFormat(format));
 
@@ -196,6 +248,16 @@ export function snapshot(observer: NativeObserver, options: SnapshotOptions): Sn
 /** @internal */
 export async function snapshotAsync(observer: NativeObserver, options: SnapshotOptions): Promise<Snapshot> {
   return of(await native.snapshotLater(observer, ...checkSnapshotOptions(options)).catch(rethrow));
+}
+
+/** @internal */
+export function line(store: NativeStore, name: string, key: string | undefined): LineSnapshot {
+  return atOnce("line()", () => native.lineSnapshot(store, name, key));
+}
+
+/** @internal */
+export async function lineAsync(store: NativeStore, name: string, key: string | undefined): Promise<LineSnapshot> {
+  return native.lineSnapshotLater(store, name, key).catch(rethrow);
 }
 
 /** @internal */

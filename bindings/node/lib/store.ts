@@ -251,6 +251,21 @@ export class Store {
   }
 
   /**
+   * Returns who has the units of a limit and key, and who waits for them: whose turn is next, and since when. It covers all processes of a
+   * "sqlite:" store. For a limit that tenants share, no key means all of them. A part of several limits has a name of its own, such as
+   * "openai/tokens". It takes no part in decisions, and makes none slower. Fails with the code `unsupported` for a limit on a server. When one more
+   * start would begin says `Limiter.forecast`.
+   */
+  line(name: string, options: KeyOptions = {}): seen.LineSnapshot {
+    return seen.line(this._native, unicode("name", name), keyIn(options));
+  }
+
+  /** Does the same as `line`, on the thread pool. */
+  async lineAsync(name: string, options: KeyOptions = {}): Promise<seen.LineSnapshot> {
+    return seen.lineAsync(this._native, unicode("name", name), keyIn(options));
+  }
+
+  /**
    * Returns a snapshot as text for Prometheus and other readers of its formats; `metricsContentType` returns its `Content-Type`. All
    * processes of a "sqlite:" store report the same numbers, so scrape one process of each machine, and do not add them up.
    */

@@ -6,7 +6,7 @@ use napi_derive::napi;
 use std::sync::Arc;
 use std::time::Duration;
 use workglow_limit::embed::unix_ns;
-use workglow_limit::observe::{MetricsFormat, MetricsOptions, Onlooker, WAIT_BOUNDS};
+use workglow_limit::observe::{MetricsFormat, MetricsOptions, Observer, Onlooker, WAIT_BOUNDS};
 use workglow_limit::{Error, Store};
 
 /// `Snapshot` in `lib/snapshot.ts`.
@@ -153,6 +153,56 @@ pub struct GrantSnapshot {
     pub requests: f64,
 }
 
+/// `LineSnapshot` there.
+#[napi(object)]
+pub struct LineSnapshot {
+    /// The processes that have units.
+    pub holders: Vec<HolderSnapshot>,
+    /// The first waiters, the next one first.
+    pub heads: Vec<HeadSnapshot>,
+    /// The processes whose callers wait.
+    pub waiting: Vec<WaitingSnapshot>,
+}
+
+/// A process that has units.
+#[napi(object, use_nullable = true)]
+pub struct HolderSnapshot {
+    /// The process, if it is known.
+    pub process: Option<ProcessSnapshot>,
+    /// The starts that have not ended.
+    pub starts: f64,
+    /// Their units.
+    pub units: f64,
+    /// Whether they have ended and cool down.
+    pub cools_down: bool,
+}
+
+/// The first waiter of a line.
+#[napi(object, use_nullable = true)]
+pub struct HeadSnapshot {
+    /// Its process, if it is known.
+    pub process: Option<ProcessSnapshot>,
+    /// How long it has waited.
+    pub waits: f64,
+    /// What it wants.
+    pub units: f64,
+    /// Less is sooner.
+    pub priority: i32,
+    /// The tenant's id.
+    pub tenant: Option<String>,
+    /// Whether its process does not run.
+    pub passed: bool,
+}
+
+/// The callers of a process that wait.
+#[napi(object, use_nullable = true)]
+pub struct WaitingSnapshot {
+    /// The process, if it is known.
+    pub process: Option<ProcessSnapshot>,
+    /// Their number.
+    pub callers: f64,
+}
+
 fn ms(duration: Duration) -> f64 {
     duration.as_nanos() as f64 / 1e6
 }
@@ -166,18 +216,45 @@ fn usage(all: &[workglow_limit::observe::Usage]) -> Vec<Usage> {
     all.iter().map(one).collect()
 }
 
-fn snapshot_of(seen: &workglow_limit::observe::Snapshot, show_keys: bool) -> Snapshot {
-    let process = |process: &workglow_limit::observe::ProcessSnapshot| ProcessSnapshot {
-        pid: process.pid.into(),
-        program: process.program.clone(),
-        since: ms(process.since),
+impl From<&workglow_limit::observe::ProcessSnapshot> for ProcessSnapshot {
+    fn from(seen: &workglow_limit::observe::ProcessSnapshot) -> ProcessSnapshot {
+        ProcessSnapshot { pid: seen.pid.into(), program: seen.program.clone(), since: ms(seen.since) }
+    }
+}
+
+fn line_of(seen: &workglow_limit::observe::LineSnapshot) -> LineSnapshot {
+    let holder = |seen: &workglow_limit::observe::HolderSnapshot| HolderSnapshot {
+        process: seen.process.as_ref().map(ProcessSnapshot::from),
+        starts: seen.starts as f64,
+        units: seen.units as f64,
+        cools_down: seen.cools_down,
     };
+    let head = |seen: &workglow_limit::observe::HeadSnapshot| HeadSnapshot {
+        process: seen.process.as_ref().map(ProcessSnapshot::from),
+        waits: ms(seen.waits),
+        units: seen.units as f64,
+        priority: seen.priority,
+        tenant: seen.tenant_name(),
+        passed: seen.is_passed,
+    };
+    let waiting = |seen: &workglow_limit::observe::WaitingSnapshot| WaitingSnapshot {
+        process: seen.process.as_ref().map(ProcessSnapshot::from),
+        callers: seen.callers as f64,
+    };
+    LineSnapshot {
+        holders: seen.holders.iter().map(holder).collect(),
+        heads: seen.heads.iter().map(head).collect(),
+        waiting: seen.waiting.iter().map(waiting).collect(),
+    }
+}
+
+fn snapshot_of(seen: &workglow_limit::observe::Snapshot, show_keys: bool) -> Snapshot {
     Snapshot {
         at: unix_ns(seen.at) as f64 / 1e6,
         store: seen.url.clone(),
         limits: seen.limits.iter().map(|limit| limit_of(limit, show_keys)).collect(),
         counts_all_processes: seen.counts_all_processes,
-        processes: seen.processes.iter().map(process).collect(),
+        processes: seen.processes.iter().map(ProcessSnapshot::from).collect(),
         ledger_lag: ms(seen.ledger_lag),
         lane_bytes: seen.lane_bytes as f64,
         used_bytes: seen.used_bytes as f64,
@@ -263,6 +340,27 @@ pub fn snapshot(observer: &External<Arc<Onlooker>>, keys: f64, show_keys: bool) 
 pub fn snapshot_later(observer: &External<Arc<Onlooker>>, keys: f64, show_keys: bool) -> AsyncTask<Pooled<Snapshot>> {
     let observer = Arc::clone(observer);
     AsyncTask::new(Pooled(Box::new(move || snapshot_by(&observer, keys, show_keys))))
+}
+
+fn line_by(store: &Store, name: &str, key: Option<&str>) -> Result<LineSnapshot, Error> {
+    Ok(line_of(&Observer::new(store, 0).line(name, key.unwrap_or_default())?))
+}
+
+/// Shows the line of a limit and key.
+#[napi]
+pub fn line_snapshot(store: &External<Store>, name: String, key: Option<String>) -> napi::Result<LineSnapshot> {
+    line_by(store, &name, key.as_deref()).map_err(thrown)
+}
+
+/// Does the same on the thread pool.
+#[napi]
+pub fn line_snapshot_later(
+    store: &External<Store>,
+    name: String,
+    key: Option<String>,
+) -> AsyncTask<Pooled<LineSnapshot>> {
+    let store = Store::clone(store);
+    AsyncTask::new(Pooled(Box::new(move || line_by(&store, &name, key.as_deref()))))
 }
 
 /// Writes a snapshot as text.

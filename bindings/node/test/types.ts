@@ -21,7 +21,9 @@ import {
   LeakyBucketLimiter,
   LeaseLost,
   LimitError,
+  type HeadSnapshot,
   type LimitSnapshot,
+  type LineSnapshot,
   Limiter,
   ManualClock,
   type MetricsOptions,
@@ -186,6 +188,14 @@ export async function looks(): Promise<string> {
   const window: number | null | undefined = limit?.usage[0]?.window;
   console.log(seen.at.getTime(), limit?.override?.length, window, limit?.hotKeys[0]?.stats.admitted, limit?.grants?.held);
   console.log(limit?.tenants[0]?.share, limit?.tenants[0]?.waits);
+  const line: LineSnapshot = store.line("api", { key: "acme" });
+  const { heads, holders, waiting }: LineSnapshot = await store.lineAsync("api");
+  const [head]: readonly HeadSnapshot[] = line.heads;
+  const tenant: string | null | undefined = head?.tenant;
+  console.log(tenant, head?.process?.pid, head?.waits, head?.units, head?.priority, head?.passed, heads.length);
+  console.log(holders[0]?.process?.program, holders[0]?.starts, holders[0]?.units, holders[0]?.coolsDown, waiting[0]?.callers);
+  // @ts-expect-error: the key is an option
+  store.line("api", "acme");
   const metricsOptions: InstrumentOptions = { keys: 0 };
   instrument(store, metricsOptions)();
   // @ts-expect-error: an unknown format

@@ -16,6 +16,7 @@ mod hooks;
 mod joint;
 mod limiter;
 mod line;
+mod line_snapshot;
 mod null;
 mod origin;
 mod permit;
@@ -50,6 +51,7 @@ mod _native {
         hooks::LimitEvent,
         limiter::Limiter,
         line::{Line, Waiter},
+        line_snapshot::{HeadSnapshot, HolderSnapshot, LineSnapshot, WaitingSnapshot},
         null::NullLimiter,
         permit_stacks::PermitStacks,
         pool::Pool,

@@ -159,23 +159,24 @@ pub struct GrantSnapshot {
 
 impl Snapshot {
     pub fn new(py: Python<'_>, seen: workglow_limit::observe::Snapshot, show_keys: bool) -> PyResult<Snapshot> {
-        let process = |process: workglow_limit::observe::ProcessSnapshot| ProcessSnapshot {
-            pid: process.pid,
-            program: process.program,
-            since: process.since.as_secs_f64(),
-        };
         Ok(Snapshot {
             at: seen.at,
             store: seen.url,
             limits: tuple(py, seen.limits, |limit| LimitSnapshot::new(py, limit, show_keys))?,
             counts_all_processes: seen.counts_all_processes,
-            processes: tuple(py, seen.processes, |each| Ok(process(each)))?,
+            processes: tuple(py, seen.processes, |process| Ok(ProcessSnapshot::from(process)))?,
             ledger_lag: seen.ledger_lag.as_secs_f64(),
             lane_bytes: seen.lane_bytes,
             used_bytes: seen.used_bytes,
             max_bytes: seen.max_bytes,
             failures: seen.failures,
         })
+    }
+}
+
+impl From<workglow_limit::observe::ProcessSnapshot> for ProcessSnapshot {
+    fn from(seen: workglow_limit::observe::ProcessSnapshot) -> ProcessSnapshot {
+        ProcessSnapshot { pid: seen.pid, program: seen.program, since: seen.since.as_secs_f64() }
     }
 }
 
@@ -240,7 +241,7 @@ fn usage(py: Python<'_>, all: &[workglow_limit::observe::Usage]) -> PyResult<Py<
 }
 
 /// Converts each item and returns the tuple.
-fn tuple<T, C: PyClass + Into<PyClassInitializer<C>>>(
+pub fn tuple<T, C: PyClass + Into<PyClassInitializer<C>>>(
     py: Python<'_>,
     all: impl IntoIterator<Item = T>,
     make: impl Fn(T) -> PyResult<C>,
@@ -287,7 +288,7 @@ impl KeySnapshot {
 
 #[pymethods]
 impl ProcessSnapshot {
-    fn __repr__(&self) -> String {
+    pub fn __repr__(&self) -> String {
         format!("ProcessSnapshot(pid={}, program={:?}, since={:?})", self.pid, self.program, self.since)
     }
 }

@@ -7,6 +7,7 @@ use crate::error::raised;
 use crate::flow::FlowControl;
 use crate::hooks::{self, deliver_with};
 use crate::limiter::{Limiter, SharedLimiter};
+use crate::line_snapshot::LineSnapshot;
 use crate::origin::{self, Origin};
 use crate::snapshot::Snapshot;
 use crate::threads::{self, OwnerId};
@@ -17,7 +18,7 @@ use pyo3::types::{PyCFunction, PyDict, PyString, PyTuple};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
-use workglow_limit::observe::{MetricsFormat, MetricsOptions, Onlooker};
+use workglow_limit::observe::{MetricsFormat, MetricsOptions, Observer, Onlooker};
 use workglow_limit::{Durability, OnError, StoreOptions};
 
 /// Publishes the latest counts of this process to others. It runs at exit, because Python does not destroy objects that threads,
@@ -306,6 +307,21 @@ impl Store {
         #[pyo3(from_py_with = argument::show_keys)] show_keys: bool,
     ) -> PyResult<Snapshot> {
         Snapshot::new(py, self.look(py, keys, |seen| seen)?, show_keys)
+    }
+
+    /// Returns who has the units of a limit and key, and who waits for them: whose turn is next, and since when. It covers all
+    /// processes of a "sqlite:" store. For a limit that tenants share, no key means all of them. A part of several limits has a name
+    /// of its own, such as "openai/tokens". It takes part in no decision and makes none slower. A limit on a server raises
+    /// Unsupported. When one more start would begin says Limiter.forecast().
+    ///
+    /// In an event loop use await asyncio.to_thread(store.line, name).
+    #[pyo3(signature = (name, key=None))]
+    fn line(&self, py: Python<'_>, name: &Bound<'_, PyAny>, key: Option<&Bound<'_, PyAny>>) -> PyResult<LineSnapshot> {
+        let limit = argument::text("name", name)?.to_owned();
+        let of = key.map_or(Ok(None), argument::key)?.unwrap_or_default().to_owned();
+        let seen = self.wait(py, move |core| Observer::new(core, 0).line(&limit, &of))?;
+        let seen = deliver_with(py, seen, |e| quoting_given(e, [("name", "name", Some(name)), ("key", "key", key)]))?;
+        LineSnapshot::new(py, seen)
     }
 
     /// Returns the snapshot as text for Prometheus and compatible readers: "openmetrics" (OpenMetrics 1.0), or "prometheus" (the

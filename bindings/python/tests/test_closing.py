@@ -68,7 +68,15 @@ def test_later_calls_raise_and_permits_still_end(url):
             assert (raised.value.code, raised.value.number) == ("store_closed", -21)
             assert isinstance(raised.value, LimitError)
             assert not isinstance(raised.value, StoreError)
-    for call in (store.open, store.names, store.flush, store.snapshot, store.metrics, store.verify):
+    for call in (
+        store.open,
+        store.names,
+        store.flush,
+        store.snapshot,
+        store.metrics,
+        store.verify,
+        lambda: store.line("jobs"),
+    ):
         with pytest.raises(StoreClosed):
             call()
     with pytest.raises(StoreClosed):

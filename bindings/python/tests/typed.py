@@ -31,6 +31,8 @@ from workglow_limit import (
     FlowControl,
     ForeignPermit,
     GrantSnapshot,
+    HeadSnapshot,
+    HolderSnapshot,
     InvalidArgument,
     InvalidUrl,
     JobLimiter,
@@ -42,6 +44,7 @@ from workglow_limit import (
     LimitError,
     LimitEvent,
     LimitSnapshot,
+    LineSnapshot,
     ManualClock,
     NotAStore,
     NullLimiter,
@@ -64,6 +67,7 @@ from workglow_limit import (
     UnsupportedFileSystem,
     UnsupportedVersion,
     Usage,
+    WaitingSnapshot,
     Waits,
     WeightExceedsCapacity,
     __version__,
@@ -308,6 +312,19 @@ def looks() -> None:
             assert_type((tenant.key, tenant.share, tenant.waits), tuple[str, int, float | None])
         if limit.grants:
             assert_type((limit.grants.held, limit.grants.requests), tuple[int, int])
+    line = store.line("api", key="acme")
+    assert_type((line, store.line("api")), tuple[LineSnapshot, LineSnapshot])
+    for holder in line.holders:
+        assert_type(holder, HolderSnapshot)
+        assert_type((holder.process, holder.starts), tuple[ProcessSnapshot | None, int])
+        assert_type((holder.units, holder.cools_down), tuple[int, bool])
+    for head in line.heads:
+        assert_type(head, HeadSnapshot)
+        assert_type((head.process, head.waits, head.units), tuple[ProcessSnapshot | None, float, int])
+        assert_type((head.priority, head.tenant, head.passed), tuple[int, str | None, bool])
+    for waiting in line.waiting:
+        assert_type(waiting, WaitingSnapshot)
+        assert_type((waiting.process, waiting.callers), tuple[ProcessSnapshot | None, int])
     instrument(store)
     instrument(store, get_meter_provider(), 5, show_keys=True)
     store.metrics(format="json")  # type: ignore[arg-type]

@@ -41,10 +41,15 @@ pub fn run(args: Args, context: &Context) -> Result<Outcome, Failure> {
         return Ok(Outcome::Done);
     }
     let what = text::several(starts, "start");
-    context.print(match after {
-        Some(Duration::ZERO) => format!("{what}: {}", Look::Good.of("now", context)),
-        Some(after) => format!("{what}: in {}", Look::Near.of(&text::about(after), context)),
-        None => format!("{what}: {}; jobs have to end before", Look::Near.of("unknown", context)),
-    })?;
+    context.print(format!("{what}: {}", when(after, context)))?;
     Ok(Outcome::Done)
+}
+
+/// A forecast, as people read it.
+pub fn when(after: Option<Duration>, context: &Context) -> String {
+    match after {
+        Some(Duration::ZERO) => Look::Good.of("now", context),
+        Some(after) => format!("in {}", Look::Near.of(&text::about(after), context)),
+        None => format!("{}; jobs have to end before", Look::Near.of("unknown", context)),
+    }
 }

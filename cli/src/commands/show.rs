@@ -1,5 +1,6 @@
 //! `show`: the details of a limit, or of one key.
 
+use super::forecast;
 use crate::charges::Charges;
 use crate::context::{Context, Outcome, look};
 use crate::failure::Failure;
@@ -26,7 +27,7 @@ pub struct Args {
     #[arg(value_name = "KEY|PART=KEY", value_parser = NonEmptyStringValueParser::new())]
     words: Vec<String>,
 
-    /// Show who has the units and who waits for them, whose turn is next, and since when
+    /// Show who has the units and who waits for them, whose turn is next, since when, and when one more start would begin
     #[arg(long)]
     why: bool,
 }
@@ -102,18 +103,21 @@ fn why(args: &Args, names: &[String], store: &Store, context: &Context) -> Resul
     for limit in names::parts(&args.name, &seen, names) {
         let limit = limit.name.as_str();
         let key = charges.key_at(limit.strip_prefix(&below).unwrap_or_default()).unwrap_or("");
-        lines.push((limit, key, observer.line(limit, key)?));
+        let line = observer.line(limit, key)?;
+        lines.push((limit, key, line, store.find(limit)?.forecast(1, key)?));
     }
     if context.json {
-        let lines: Vec<Value> = lines.iter().map(|(limit, key, line)| json::line(limit, key, line)).collect();
+        let lines: Vec<Value> =
+            lines.iter().map(|(limit, key, line, after)| json::line(limit, key, line, *after)).collect();
         context.print_json(&json!({ "name": args.name, "lines": lines }))?;
         return Ok(Outcome::Done);
     }
-    for (i, (limit, key, seen)) in lines.iter().enumerate() {
+    for (i, (limit, key, seen, after)) in lines.iter().enumerate() {
         if i > 0 {
             context.print("")?;
         }
         one_line(limit, key, seen, context)?;
+        line("one more", forecast::when(*after, context), Look::Plain, context)?;
     }
     Ok(Outcome::Done)
 }
@@ -131,7 +135,7 @@ fn one_line(limit: &str, key: &str, seen: &LineSnapshot, context: &Context) -> R
         line(if i == 0 { "in use" } else { "" }, has, Look::Plain, context)?;
     }
     for (i, head) in seen.heads.iter().enumerate() {
-        let tenant = head.tenant.as_ref().map_or_else(String::new, |id| format!(", tenant #{id}"));
+        let tenant = head.tenant_name().map_or_else(String::new, |name| format!(", tenant {name}"));
         let priority = if head.priority == 0 { String::new() } else { format!(", priority {}", head.priority) };
         let passed = if head.is_passed { "; passed, because it does not run" } else { "" };
         let (who, units) = (process(head.process.as_ref()), text::several(head.units, "unit"));

@@ -226,6 +226,40 @@ fn it_is_seen_who_has_the_units_and_who_waits() {
     assert!(matches!(observer.line("other", ""), Err(Error::UnknownLimit { .. })));
 }
 
+#[test]
+fn in_memory_no_process_waits_for_another_and_on_servers_lines_are_not_known() {
+    let store = Store::new("memory:").unwrap();
+    let observer = workglow_limit::observe::Observer::new(&store, 0);
+    let slots = store.limiter("slots", "2 concurrent").unwrap();
+    let held = permit_of(slots.attempt("k", 2).unwrap()).unwrap();
+    let mut line = Line::new(slots.clone());
+    assert!(matches!(line.join(Waiter::new("k", 1)).unwrap(), Joined::Waiting(_)));
+    let seen = observer.line("slots", "k").unwrap();
+    let holders: Vec<_> = seen.holders.iter().map(|has| (has.process.is_none(), has.starts, has.units)).collect();
+    assert_eq!(holders, [(true, 1, 2)]);
+    assert!(seen.heads.is_empty());
+    let waiting: Vec<_> = seen.waiting.iter().map(|waits| (waits.process.is_none(), waits.callers)).collect();
+    assert_eq!(waiting, [(true, 1)]);
+
+    let shared = store.limiter("shared", "1 concurrent shared").unwrap();
+    let other = permit_of(shared.attempt("holder", 1).unwrap()).unwrap();
+    let mut tenants = Line::new(shared.clone());
+    assert!(matches!(tenants.join(Waiter::new("acme", 1)).unwrap(), Joined::Waiting(_)));
+    let seen = observer.line("shared", "").unwrap();
+    let name = seen.heads[0].tenant_name().unwrap();
+    assert_eq!((seen.heads.len(), &name[..1], name.len()), (1, "#", 17));
+    drop((line, tenants));
+    slots.complete(&held).unwrap();
+    shared.complete(&other).unwrap();
+
+    #[cfg(feature = "redis")]
+    {
+        let server = Store::new("redis://localhost:1").unwrap();
+        let refused = workglow_limit::observe::Observer::new(&server, 0).line("slots", "");
+        assert!(matches!(refused, Err(Error::Unsupported { .. })));
+    }
+}
+
 fn pid(process: &Option<workglow_limit::observe::ProcessSnapshot>) -> u32 {
     process.as_ref().expect("it is listed").pid
 }

@@ -52,12 +52,15 @@ __all__ = [
     "FixedWindowLimiter",
     "FlowControl",
     "GrantSnapshot",
+    "HeadSnapshot",
+    "HolderSnapshot",
     "KeySnapshot",
     "LeakyBucketLimiter",
     "LimitEvent",
     "LimitSnapshot",
     "Limiter",
     "Line",
+    "LineSnapshot",
     "ManualClock",
     "NullLimiter",
     "Permit",
@@ -74,6 +77,7 @@ __all__ = [
     "TokenBucketLimiter",
     "Usage",
     "Waiter",
+    "WaitingSnapshot",
     "Waits",
     "__version__",
     "call_in_thread",
@@ -204,6 +208,15 @@ class Store:
         appear as their texts, which can be secrets; otherwise as ids.
 
         In an event loop use await asyncio.to_thread(store.snapshot).
+        """
+
+    def line(self, name: str, key: str | None = None) -> LineSnapshot:
+        """Returns who has the units of a limit and key, and who waits for them: whose turn is next, and since when. It
+        covers all processes of a "sqlite:" store. For a limit that tenants share, no key means all of them. A part of
+        several limits has a name of its own, such as "openai/tokens". It takes part in no decision and makes none
+        slower. A limit on a server raises Unsupported. When one more start would begin says Limiter.forecast().
+
+        In an event loop use await asyncio.to_thread(store.line, name).
         """
 
     def metrics(
@@ -660,6 +673,88 @@ class ProcessSnapshot:
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     __hash__: None  # type: ignore[assignment]
+
+@final
+class LineSnapshot:
+    """Who had the units of a limit, or of a key of it, and who waited for them, at the time of Store.line(). Durations
+    are in seconds."""
+
+    @property
+    def holders(self) -> tuple[HolderSnapshot, ...]:
+        """A HolderSnapshot per process with units of a limit of concurrent starts, the most units first. Empty for
+        other limits: nobody has their units, which are free again when time has passed."""
+
+    @property
+    def heads(self) -> tuple[HeadSnapshot, ...]:
+        """A HeadSnapshot per line, the next one first. A process has a line for each of its event loops, and one for
+        all of its threads. Those that are passed are last. Of a "memory:" store only those of limits that tenants
+        share: no other process waits for the others.
+        """
+
+    @property
+    def waiting(self) -> tuple[WaitingSnapshot, ...]:
+        """A WaitingSnapshot per process whose callers wait for the limit, the most callers first."""
+
+@final
+class HolderSnapshot:
+    """A process that has units of a limit."""
+
+    @property
+    def process(self) -> ProcessSnapshot | None:
+        """The process. None: it is not in the list of processes, or the store is "memory:"."""
+
+    @property
+    def starts(self) -> int:
+        """The number of its starts that have not ended."""
+
+    @property
+    def units(self) -> int:
+        """Their units."""
+
+    @property
+    def cools_down(self) -> bool:
+        """Whether the starts have ended, and their units are free after the limit's cooldown."""
+
+@final
+class HeadSnapshot:
+    """The first waiter of a line."""
+
+    @property
+    def process(self) -> ProcessSnapshot | None:
+        """Its process, as in HolderSnapshot."""
+
+    @property
+    def waits(self) -> float:
+        """How long it has waited."""
+
+    @property
+    def units(self) -> int:
+        """The units that it wants."""
+
+    @property
+    def priority(self) -> int:
+        """Its priority: less is sooner."""
+
+    @property
+    def tenant(self) -> str | None:
+        """The tenant of a shared limit: "#" and the id of its key, as in TenantSnapshot. None if tenants do not share
+        the limit."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether it is passed, because its process does not run."""
+
+@final
+class WaitingSnapshot:
+    """How many callers of a process wait for a limit."""
+
+    @property
+    def process(self) -> ProcessSnapshot | None:
+        """The process, as in HolderSnapshot."""
+
+    @property
+    def callers(self) -> int:
+        """The number of its callers, for all keys of the limit together."""
 
 @final
 class GrantSnapshot:

@@ -3,6 +3,7 @@
 use super::errands::{Back, COMING_BACK, Errand, Errands, Joining};
 use super::key::{KeyLine, Out, Pass, Wanted};
 use super::own_place::OwnPlace;
+use super::tenants::TenantLines;
 use super::{Outcome, Rank, Waiter};
 use crate::charges::{is_joint, keys_of, line_key, may_be_joint};
 use crate::decision::LOOK_AGAIN;
@@ -99,10 +100,7 @@ pub struct Line {
     woken: Option<Woken>,
     /// With a server: what threads do.
     errands: Option<Errands>,
-    /// Where tenants share the limit: the lines by where they are shown; which of them came first at the last look, and whether
-    /// it had the turn. The others rely on that one.
-    shown: HashMap<usize, Arc<str>>,
-    next_line: Option<(usize, bool)>,
+    tenants: TenantLines,
     /// The deadlines of waiters whose lines may be in a thread.
     deadlines: BTreeSet<(Tick, WaiterId)>,
     generation: u64,
@@ -114,7 +112,7 @@ struct Entry {
     /// The entries of this key in [`Line::due`] and [`Line::joint`].
     due: Option<(Tick, Rank)>,
     is_joint: bool,
-    /// Its entry in [`Line::shown`].
+    /// Where it is in [`Line::tenants`].
     shown_at: Option<usize>,
 }
 
@@ -161,8 +159,7 @@ impl Line {
             wake,
             woken: None,
             errands: None,
-            shown: HashMap::new(),
-            next_line: None,
+            tenants: TenantLines::default(),
             deadlines: BTreeSet::new(),
             generation: fork::generation(),
         }
@@ -566,7 +563,7 @@ impl Line {
             let others = self.keys.iter().filter(|(_, entry)| is_woken(entry));
             let others: Vec<Arc<str>> = others.map(|(key, _)| key.clone()).collect();
             others.into_iter().for_each(|key| self.wake_key(key, now));
-            self.next_line = None;
+            self.tenants.forget_first();
             return self.pass_turn();
         };
         let line = line_key(key);
@@ -582,7 +579,7 @@ impl Line {
         let joint = self.joint.iter().take(MOST_LOOKED_AT).filter(is_charged).map(|(_, key)| key);
         let all: HashSet<Arc<str>> = own.chain(joint.take(MOST_WOKEN)).cloned().collect();
         all.into_iter().for_each(|key| self.wake_key(key, now));
-        self.next_line = None;
+        self.tenants.forget_first();
         self.pass_turn();
     }
 
@@ -593,17 +590,9 @@ impl Line {
         }
     }
 
-    /// Where tenants share the limit, makes the line due that comes before all others here, if it did not before or has the turn
-    /// now.
+    /// Makes the line due whose turn has come.
     fn pass_turn(&mut self) {
-        if !self.limiter.is_shared() {
-            return;
-        }
-        let next = self.limiter.next_line(&|at| self.shown.contains_key(&at));
-        if std::mem::replace(&mut self.next_line, next) == next {
-            return;
-        }
-        if let Some(key) = next.and_then(|(at, _)| self.shown.get(&at)).cloned() {
+        if let Some(key) = self.tenants.pass(&*self.limiter) {
             self.wake_key(key, self.clock().now().floor);
         }
     }
@@ -675,14 +664,13 @@ impl Line {
         let mut out = Out::new();
         let keys = self.keys.len() + 1;
         let before = entry.line.extent();
-        let is_next = self.next_line.is_some_and(|(at, _)| Some(at) == entry.line.shown_at());
-        let is_behind = !is_next && self.next_line.is_some();
+        let is_behind = self.tenants.is_behind(entry.line.shown_at());
         let pass = Pass { slice: self.slice(), keys, most, is_behind, ..Pass::new(&*self.limiter, &key, clock) };
         entry.line.advance(&pass, &mut out);
         let is_changed = entry.line.extent() != before;
         self.publish(&key, out);
         self.keep(key, entry);
-        if is_next || is_changed || self.next_line.is_none() {
+        if is_changed || !is_behind {
             self.pass_turn();
         }
     }
@@ -742,8 +730,7 @@ impl Line {
             let (next, first) = (entry.line.next(), entry.line.first().unwrap_or_default());
             (entry.due, entry.is_joint) = (Some((next, first)), is_joint(&key));
             self.due.insert((next, Due::Key(first, key.clone())));
-            entry.shown_at = entry.line.shown_at();
-            entry.shown_at.into_iter().for_each(|at| _ = self.shown.insert(at, key.clone()));
+            self.tenants.show(&key, &mut entry.shown_at, entry.line.shown_at());
             if entry.is_joint {
                 self.joint.insert((first, key.clone()));
             }
@@ -751,13 +738,9 @@ impl Line {
         }
     }
 
-    /// Removes a key from [`Line::due`], [`Line::joint`] and [`Line::shown`].
+    /// Removes a key from [`Line::due`], [`Line::joint`] and [`Line::tenants`].
     fn forget_entries(&mut self, key: &Arc<str>, entry: &mut Entry) {
-        if let Some(at) = entry.shown_at.take()
-            && self.shown.get(&at) == Some(key)
-        {
-            self.shown.remove(&at);
-        }
+        self.tenants.show(key, &mut entry.shown_at, None);
         if let Some((due, first)) = entry.due.take() {
             self.due.remove(&(due, Due::Key(first, key.clone())));
             if entry.is_joint {
@@ -774,7 +757,7 @@ impl Line {
     fn forget_parents_waiters(&mut self) {
         if self.is_the_parent_s() {
             self.keys.clear();
-            self.shown.clear();
+            self.tenants = TenantLines::default();
             self.due.clear();
             self.joint.clear();
             self.waiters.clear();

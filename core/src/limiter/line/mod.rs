@@ -17,6 +17,7 @@ mod own_place;
 mod pool;
 mod seat;
 mod shown;
+mod tenants;
 
 pub(super) use asks::claim_by_calls;
 pub use asks::{Ahead, Asker, Claim, Terms};

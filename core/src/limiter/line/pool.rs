@@ -1,6 +1,7 @@
 //! The waiters of a pool of workers.
 
 use super::key::{LEAD, Notices, Pass, Turn, TurnLine};
+use super::tenants::TenantLines;
 use super::{Rank, Waiter, WaiterId};
 use crate::error::{Error, Result};
 use crate::fork;
@@ -70,11 +71,7 @@ pub struct Pool {
     waiters: HashMap<WaiterId, (Arc<str>, i32, u64)>,
     /// The waiters that left, and when.
     running: HashMap<WaiterId, (Arc<str>, Tick)>,
-    /// The tenants' lines that are shown, by where they are, and which of them is next: see [`Awaited::next_line`].
-    ///
-    /// [`Awaited::next_line`]: crate::limiter::internal::Awaited::next_line
-    shown: HashMap<usize, Arc<str>>,
-    next_line: Option<(usize, bool)>,
+    tenants: TenantLines,
     /// The tenants that wait for a worker.
     short: BTreeSet<Arc<str>>,
     /// The places that all keys hold.
@@ -109,8 +106,7 @@ impl Pool {
             turns: BTreeSet::new(),
             waiters: HashMap::new(),
             running: HashMap::new(),
-            shown: HashMap::new(),
-            next_line: None,
+            tenants: TenantLines::default(),
             short: BTreeSet::new(),
             held: 0,
             lead: LEAD,
@@ -191,13 +187,12 @@ impl Pool {
         {
             let Some(mut entry) = self.keys.remove(&key) else { continue };
             let mut out = Notices::new();
-            let is_next = self.next_line.is_some_and(|(at, _)| Some(at) == entry.shown_at);
-            let is_behind = !is_next && self.next_line.is_some();
+            let is_behind = self.tenants.is_behind(entry.shown_at);
             let pass = Pass { keys: self.keys.len() + 1, is_behind, ..Pass::new(&*self.limiter, &key, &clock) };
             let before = entry.line.extent();
             self.offer.held = self.held - entry.places;
             entry.line.advance(&pass, &mut self.offer, &mut out);
-            let passes_turn = is_next || self.next_line.is_none() || entry.line.extent() != before;
+            let passes_turn = !is_behind || entry.line.extent() != before;
             for (rank, turn) in out {
                 self.notify(&key, rank, turn, clock.now().floor, notices);
             }
@@ -264,29 +259,21 @@ impl Pool {
         let mut short: Vec<_> = self.short.iter().map(|key| (self.limiter.lead(key), key.clone())).collect();
         short.sort_unstable();
         for (_, key) in short.into_iter().take(self.offer.free - self.held) {
-            if let Some(mut entry) = self.keys.remove(&key) {
-                // Before all that is due: all of them are shown before one of them takes a place.
-                entry.line.wake(0);
-                self.keep(key, entry);
-            }
+            // Before all that is due: all of them are shown before one of them takes a place.
+            self.wake_key(key, 0);
         }
     }
 
-    /// Where tenants share the limit, makes the line due that comes before all others here, if it did not before or has the
-    /// turn now.
+    /// Makes the line due whose turn has come.
     fn pass_turn(&mut self) {
-        if !self.limiter.is_shared() {
-            return;
+        if let Some(key) = self.tenants.pass(&*self.limiter) {
+            self.wake_key(key, self.clock().now().floor);
         }
-        let next = self.limiter.next_line(&|at| self.shown.contains_key(&at));
-        if std::mem::replace(&mut self.next_line, next) == next {
-            return;
-        }
-        let now = self.clock().now().floor;
-        if let Some(key) = next.and_then(|(at, _)| self.shown.get(&at)).cloned()
-            && let Some(mut entry) = self.keys.remove(&key)
-        {
-            entry.line.wake(now);
+    }
+
+    fn wake_key(&mut self, key: Arc<str>, at: Tick) {
+        if let Some(mut entry) = self.keys.remove(&key) {
+            entry.line.wake(at);
             self.keep(key, entry);
         }
     }
@@ -381,17 +368,7 @@ impl Pool {
         let places = entry.line.places();
         self.held = self.held - entry.places + places;
         entry.places = places;
-        let shown_at = entry.line.shown_at();
-        if entry.shown_at != shown_at {
-            // (Another line may be shown there by now.)
-            if let Some(at) = entry.shown_at
-                && self.shown.get(&at) == Some(key)
-            {
-                self.shown.remove(&at);
-            }
-            shown_at.into_iter().for_each(|at| _ = self.shown.insert(at, key.clone()));
-            entry.shown_at = shown_at;
-        }
+        self.tenants.show(key, &mut entry.shown_at, entry.line.shown_at());
         match entry.line.lacks_spare() {
             true => self.short.insert(key.clone()),
             false => self.short.remove(key),
@@ -420,9 +397,8 @@ impl Pool {
             self.turns.clear();
             self.waiters.clear();
             self.running.clear();
-            self.shown.clear();
             self.short.clear();
-            (self.next_line, self.held) = (None, 0);
+            (self.tenants, self.held) = (TenantLines::default(), 0);
             self.generation = fork::generation();
         }
     }
