@@ -226,7 +226,7 @@ fn a_late_waiter_loses_only_its_own_place() {
                 match limiter.claim("", 1, terms).unwrap() {
                     Claim::Started(_) => started += 1,
                     Claim::Place { place, after } => places.push((clock.now() + after, false, place)),
-                    Claim::Denied { .. } | Claim::Full { .. } => break,
+                    Claim::Denied { .. } | Claim::Behind { .. } | Claim::Full { .. } => break,
                 }
             }
             places.sort_by_key(|(due, ..)| *due);
