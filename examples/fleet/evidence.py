@@ -49,7 +49,10 @@ def read(folder: Path | str) -> list[Start]:
     starts: list[Start] = []
     for path in Path(folder).glob("*.log"):
         member = path.name.rsplit("-", 1)[0]
-        for line in path.read_text().splitlines():
+        # The last line may be on its way.
+        for line in path.read_text().splitlines(keepends=True):
+            if not line.endswith("\n"):
+                continue
             a, b = line.split()
             starts.append(Start(int(a), int(b), member))
     return sorted(starts, key=lambda start: start.b)

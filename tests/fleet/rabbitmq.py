@@ -8,6 +8,7 @@ end of that pipe has died. The server's data and logs go to FOLDER/rabbitmq.
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +17,12 @@ import time
 from pathlib import Path
 
 PATIENCE = 60  # seconds after which a server that does not answer counts as stuck
+TRIES = 5  # a port that was free may be taken when a server asks for it
 PROGRAM = "/usr/lib/rabbitmq/bin/rabbitmq-server"  # Debian's own; the one on the PATH switches to another user
+
+
+class Ended(Exception):
+    """A server has ended before it answered."""
 
 
 def free_ports(count):
@@ -44,11 +50,15 @@ def serving(command, port, greeting, home, environment):
     try:
         deadline = time.monotonic() + PATIENCE
         while True:
+            is_there = False
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1) as connection:
                 connection.sendall(greeting)
-                if not greeting or connection.recv(1):
-                    break
-            if server.poll() is not None or time.monotonic() > deadline:
+                is_there = not greeting or bool(connection.recv(1))
+            if server.poll() is not None:
+                raise Ended(f"{command[0]} has ended: {log}")
+            if is_there:
+                break
+            if time.monotonic() > deadline:
                 sys.exit(f"{command[0]} does not answer: {log}")
             time.sleep(0.1)
         yield
@@ -65,8 +75,17 @@ def main():
         sys.exit("RabbitMQ is missing: apt-get install rabbitmq-server")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    for left in reversed(range(TRIES)):
+        try:
+            return serve(folder / "rabbitmq")
+        except Ended as error:
+            if not left:
+                sys.exit(str(error))
+
+
+def serve(home):
     port, distribution, mapper = free_ports(3)
-    home = folder / "rabbitmq"
+    shutil.rmtree(home, ignore_errors=True)
     home.mkdir()
     (home / "plugins").write_text("[].\n")
     environment = {

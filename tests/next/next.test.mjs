@@ -49,6 +49,17 @@ async function serve(t, args, more) {
   return url;
 }
 
+/** Does the same where the server does not accept port 0. Another process may take the free port first. */
+async function serveOnFreePort(t, args, more) {
+  for (let left = 4; ; left--) {
+    try {
+      return await serve(t, args, { ...more, PORT: String(await freePort()) });
+    } catch (error) {
+      if (left === 0) throw error;
+    }
+  }
+}
+
 async function ask(url, headers = {}, method = "GET", body) {
   const response = await fetch(url, { headers, method, body, redirect: "manual" });
   return { status: response.status, headers: response.headers, body: await response.text() };
@@ -83,17 +94,16 @@ describe("next build and next start", { timeout: 240_000 }, () => {
     store = new Store(STORE, { timeout: "60s" });
     await run([next, "build", ...(process.env.BUNDLER ? [`--${process.env.BUNDLER}`] : [])], { STORE });
     builtWith = await store.names();
-    // A folder without other packages. Its server does not accept port 0.
+    // A folder without other packages.
     mkdirSync(join(elsewhere, ".."), { recursive: true });
     rmSync(elsewhere, { recursive: true, force: true });
     renameSync(join(here, ".next/standalone"), elsewhere);
     suite.after(() => rmSync(elsewhere, { recursive: true, force: true }));
-    const copy = { STORE, PORT: String(await freePort()), HOSTNAME: "127.0.0.1" };
     const start = [next, "start", "-p", "0", "-H", "127.0.0.1"];
     [a, b, copied] = await Promise.all([
       serve(suite, start, { STORE }),
       serve(suite, start, { STORE }),
-      serve(suite, [join(elsewhere, "server.js")], copy),
+      serveOnFreePort(suite, [join(elsewhere, "server.js")], { STORE, HOSTNAME: "127.0.0.1" }),
     ]);
   });
 

@@ -199,10 +199,9 @@ test("a name alone attaches to any kind at the first use, and an unknown name li
   await assert.rejects(early.acquire(), unknown);
   await assert.rejects(early.canProceed(), unknown);
   assert.throws(() => early.stats(), unknown);
-  store.limiter("early", "2 concurrent").tryAcquire();
-  const permit = await early.acquire();
+  const permits = [store.limiter("early", "2 concurrent").tryAcquire(), await early.acquire()];
   assert.equal(early.tryAcquire(), null);
-  permit.complete();
+  for (const permit of permits) permit.complete();
 
   // In a file, the first use opens the store without blocking the event loop.
   const url = `sqlite:${directory(t)}/limits.db`;

@@ -19,13 +19,16 @@ after(() => Promise.all([server.stop(), postgres.stop()]));
 
 const urls = (t) => ["memory:", `sqlite:${join(directory(t), "limits.db")}`];
 
+/** Permits that are collected complete. */
+const kept = [];
+
 /** Makes a store of two limits, one of them nearly full. */
 async function used(url) {
   const store = new Store(url, { clock: new ManualClock() });
   const rate = store.limiter("rate", "10/1m");
   for (let i = 0; i < 9; i++) await rate.tryAcquireAsync();
   await rate.tryAcquireAsync({ weight: 2 });
-  await store.limiter("jobs", "2 concurrent").tryAcquireAsync();
+  kept.push(await store.limiter("jobs", "2 concurrent").tryAcquireAsync());
   return store;
 }
 

@@ -50,13 +50,14 @@ test("a timeout says when to retry, and is immediate if that is known", async ()
     assert.match(error.message, /"limit" has no free units within \d+ ms: retry after 50000 ms/);
   }
   const busy = new ConcurrencyLimiter(1);
-  busy.tryAcquire();
+  const held = busy.tryAcquire(); // Kept: one that is collected completes.
   await assert.rejects(busy.acquire({ timeout: 20 }), { name: "TimeoutError" });
+  held.complete();
 });
 
 test("a timeout's stack has the lines that await it", async () => {
   const busy = new ConcurrencyLimiter(1);
-  busy.tryAcquire();
+  const held = busy.tryAcquire();
   async function asking(call) {
     await call();
   }
@@ -74,6 +75,7 @@ test("a timeout's stack has the lines that await it", async () => {
     assert.ok(stack.startsWith(`TimeoutError: ${message}\n`), stack);
     assert.match(stack, /at async asking .*waiting\.test\.mjs:\d+[^]*at async callsAsking .*waiting\.test\.mjs:\d+/);
   }
+  held.complete();
 });
 
 test("a manual clock wakes its waiters", async () => {
@@ -116,7 +118,7 @@ test("a completion wakes the first waiter of its key, in the same turn", async (
   const limiter = new ConcurrencyLimiter(1, { store, name: "jobs" });
   const composite = new CompositeLimiter([limiter]);
   const held = limiter.tryAcquire({ key: "a" });
-  limiter.tryAcquire({ key: "b" });
+  const kept = limiter.tryAcquire({ key: "b" });
   const order = [];
   const wait = (who, of, key) => of.acquire({ key }).then((p) => (order.push(who), p));
   const waiting = [wait("first", limiter, "a"), wait("second", composite, "a")];
@@ -133,6 +135,7 @@ test("a completion wakes the first waiter of its key, in the same turn", async (
   await limiter.clear();
   await other;
   assert.deepEqual(order, ["first", "second", "other"]);
+  kept.complete();
 });
 
 test("waiters start by priority, and then in the order of their calls", async () => {

@@ -490,11 +490,12 @@ def test_lower_priorities_start_first(policy, url):
 
 
 def test_waiters_move_up_when_one_leaves(url):
-    limiter = RateLimiter(Store(url), "jobs", max_executions=2, window_size_in_seconds=0.1)
+    clock = ManualClock()
+    limiter = RateLimiter(Store(url, clock=clock), "jobs", max_executions=2, window_size_in_seconds=60)
     order = []
 
     async def job(n):
-        await limiter.acquire_async(timeout=60)
+        await limiter.acquire_async()
         order.append(n)
 
     async def main():
@@ -502,6 +503,11 @@ def test_waiters_move_up_when_one_leaves(url):
         await asyncio.sleep(0)
         for task in tasks[2::2]:
             task.cancel()
+        while len(order) < 11:
+            before = len(order)
+            while len(order) < min(before + 2, 11):
+                await asyncio.sleep(0.001)
+            clock.advance(60)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(main())

@@ -126,9 +126,15 @@ impl Child {
         self.end(&AtomicU64::new(0))
     }
 
-    fn end(self, steps: &AtomicU64) -> bool {
+    /// Waits for the child's end, whatever it is, and returns its status.
+    pub fn status(self, steps: &AtomicU64) -> i32 {
         let status = self.wait_for(0, steps);
         std::mem::forget(self);
+        status
+    }
+
+    fn end(self, steps: &AtomicU64) -> bool {
+        let status = self.status(steps);
         let is_killed = libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGKILL;
         assert!(is_killed || status == 0, "a child failed: {status:#x}");
         is_killed

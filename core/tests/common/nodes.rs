@@ -45,8 +45,8 @@ impl Node {
                 .expect("redis-server is installed");
             let node = Node { shell, directory, port: port.parse().unwrap() };
             let began = Instant::now();
-            let is_gone =
-                || !std::fs::read_to_string(node.directory.file("log")).unwrap_or_default().contains("Ready to accept");
+            let text = |file| std::fs::read_to_string(node.directory.file(file)).unwrap_or_default();
+            let is_gone = || !text("log").contains("Ready to accept") || !text("pid").ends_with('\n');
             while TcpStream::connect(("127.0.0.1", node.port)).is_err() || is_gone() {
                 if began.elapsed() > Duration::from_secs(20) {
                     break;
@@ -79,8 +79,8 @@ impl Node {
             let node = Node { shell, directory, port };
             for _ in 0..2_000 {
                 // Another program may have taken the port.
-                let is_ours =
-                    std::fs::read_to_string(node.directory.file("log")).is_ok_and(|log| log.contains("Sentinel ID is"));
+                let text = |file| std::fs::read_to_string(node.directory.file(file)).unwrap_or_default();
+                let is_ours = text("log").contains("Sentinel ID is") && text("pid").ends_with('\n');
                 if is_ours && TcpStream::connect(("127.0.0.1", port)).is_ok() {
                     return node;
                 }

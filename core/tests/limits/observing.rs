@@ -155,20 +155,24 @@ fn waiters_are_visible_to_other_processes_until_they_start_or_die() {
 
 #[test]
 fn waits_are_counted_by_their_length() {
-    let store = open("memory:");
-    let limiter = store.limiter("api", "1/100ms").unwrap();
-    for _ in 0..3 {
-        assert!(matches!(acquire(&*limiter, Waiter::new("", 1)).unwrap(), Attempt::Admitted(_)));
-    }
-    let place = limiter.reserve("", 1, None, None).unwrap();
-    assert!(matches!(place, Reserved::Place { .. }));
-    let far = limiter.reserve_later("", 1, HOUR, None, None).unwrap();
-    assert!(matches!(far, Reserved::Place { .. }));
-    let seen = Observer::new(&store, 0).look().unwrap();
-    let api = limit(&seen, "api");
-    assert_eq!(api.waits.iter().sum::<u64>(), api.stats.waited, "{:?}", api.waits);
-    assert_eq!(api.waits[WAIT_BOUNDS.len()], 1, "the place in an hour");
-    assert!(api.stats.waited >= 4, "{:?}", api.stats);
+    // If the machine stands still for a window, a start does not wait.
+    let all_wait = |policy: &str| {
+        let store = open("memory:");
+        let limiter = store.limiter("api", policy).unwrap();
+        for _ in 0..3 {
+            assert!(matches!(acquire(&*limiter, Waiter::new("", 1)).unwrap(), Attempt::Admitted(_)));
+        }
+        let place = limiter.reserve("", 1, None, None).unwrap();
+        assert!(matches!(place, Reserved::Place { .. }));
+        let far = limiter.reserve_later("", 1, HOUR, None, None).unwrap();
+        assert!(matches!(far, Reserved::Place { .. }));
+        let seen = Observer::new(&store, 0).look().unwrap();
+        let api = limit(&seen, "api");
+        assert_eq!(api.waits.iter().sum::<u64>(), api.stats.waited, "{:?}", api.waits);
+        assert_eq!(api.waits[WAIT_BOUNDS.len()], 1, "the place in an hour");
+        api.stats.waited >= 4
+    };
+    assert!(["1/100ms", "1/1s", "1/4s"].into_iter().any(all_wait));
 }
 
 #[test]

@@ -314,8 +314,8 @@ fn places_are_taken_when_they_are_needed() {
     assert_eq!(bench.ids(), ids[..1]);
     site.clock.advance(ms(60));
     bench.advance(2);
-    // One place for the next waiter, and none for those that come long after it.
-    assert!(bench.ahead() > HOUR && bench.ahead() <= 2 * HOUR + ms(10_000));
+    // One place for the next waiter, and none for those that come long after it. Neither has started, so they count with their graces.
+    assert!(bench.ahead() > HOUR && bench.ahead() <= 2 * HOUR + ms(20_000));
     assert_eq!(bench.pool.running(), 1);
     assert_eq!(bench.pool.waiting().collect::<Vec<_>>(), [("", 9)]);
     // It leaves a moment before its place is ready.
@@ -432,6 +432,24 @@ fn a_distant_start_leaves_with_a_place() {
     bench.away.clear();
     bench.advance(1);
     assert!(matches!(bench.away[..], [(_, None, after)] if after > ms(2_000) && after <= ms(3_000)));
+}
+
+/// A place that nobody uses within its grace costs its unit for a window, if others have queued up behind it. A worker that stood still
+/// for a second cost an hour.
+#[test]
+fn a_worker_has_a_fortieth_of_a_long_window_to_begin() {
+    for (policy, late) in [("1/1m", ms(1_450)), ("1/1h", ms(9_900))] {
+        let site = Site::new();
+        let [mut bench, mut other] = [(); 2].map(|()| site.bench(policy, 1));
+        bench.join("");
+        bench.advance(1);
+        other.join("");
+        other.advance(1);
+        assert_eq!((bench.went.len(), other.went.len()), (1, 0), "{policy}");
+        site.clock.advance(late);
+        let place = bench.limiter.permit_from_text(bench.went[0].2.as_ref().unwrap()).unwrap();
+        assert!(matches!(bench.limiter.present(&place).unwrap(), Presented::Started(_)), "{policy}");
+    }
 }
 
 #[test]

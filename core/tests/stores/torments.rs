@@ -7,8 +7,8 @@
 //! from another. So such rounds only record the excess. All others must not have any without an error.
 #![cfg(feature = "fault-points")]
 
-use crate::common::{self, Child, Dir, ERRORS_OF_DAMAGE, Random, most_in_any_window, now_ns, number, shared};
-use std::cell::{Cell, RefCell};
+use crate::common::{Child, Dir, ERRORS_OF_DAMAGE, Random, most_in_any_window, now_ns, number, shared};
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, symlink};
@@ -50,6 +50,8 @@ const OWN: &str = "12/1h";
 
 /// The shared records of all processes of a round.
 struct Notes {
+    /// How many calls have ended.
+    steps: &'static [AtomicU64],
     errors: &'static [AtomicU64],
     reported: RefCell<BTreeSet<String>>,
     /// For each case the number of starts, and two words for each.
@@ -61,6 +63,7 @@ const MOST_STARTS: u64 = 20_000;
 impl Notes {
     fn new() -> Notes {
         Notes {
+            steps: shared(1),
             errors: shared(1),
             reported: RefCell::default(),
             starts: CASES.iter().map(|_| shared(1 + 2 * MOST_STARTS as usize)).collect(),
@@ -113,6 +116,7 @@ impl Notes {
 
     /// The answer, or `None` after an error that damage may cause.
     fn expected<T>(&self, answer: Result<T>) -> Option<T> {
+        self.steps[0].fetch_add(1, AcqRel);
         if let Err(error) = &answer {
             assert!(ERRORS_OF_DAMAGE.contains(&error.name()), "{error:?}");
             // Another process may have been busy, and have reported the damage.
@@ -436,14 +440,8 @@ const DAMAGES: [Damage; 19] = [
 // ---- rounds ----
 
 /// Waits for a process, which must succeed. The kernel kills a process that touches a part that was just cut off.
-fn join(child: Child, was_cut: bool) {
-    let status = Cell::new(0);
-    common::wait_until("a process ends", || {
-        // SAFETY: `status` is a valid place for the answer.
-        unsafe { libc::waitpid(child.0, status.as_ptr(), libc::WNOHANG) != 0 }
-    });
-    let status = status.get();
-    std::mem::forget(child);
+fn join(child: Child, notes: &Notes, was_cut: bool) {
+    let status = child.status(&notes.steps[0]);
     let is_cut_off = was_cut && libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGBUS;
     assert!(status == 0 || is_cut_off, "a process failed: {status:#x}");
 }
@@ -466,18 +464,19 @@ fn damage_never_causes_silent_excess() {
             let random = Random::seeded(round * 100 + seed);
             Child::run(|| use_for(&dir, Duration::from_millis(ms), &notes, random))
         };
-        join(Child::run(|| use_for(&other, Duration::from_millis(20), &elsewhere, Random::seeded(round))), false);
-        join(run(40, 0), false);
+        let elsewhere_too = || use_for(&other, Duration::from_millis(20), &elsewhere, Random::seeded(round));
+        join(Child::run(elsewhere_too), &elsewhere, false);
+        join(run(40, 0), &notes, false);
         for name in [DATABASE, LANE] {
             std::fs::copy(dir.file(name), dir.file(&format!("{name}.old"))).unwrap();
         }
-        join(run(40, 1), false);
+        join(run(40, 1), &notes, false);
         assert_eq!((notes.errors[0].load(Acquire), notes.over()), (0, vec![]), "before anything was done");
 
         let running: Vec<_> = (0..if is_running { 3 } else { 0 }).map(|i| run(1_300, 2 + i)).collect();
         std::thread::sleep(Duration::from_millis(if is_running { 50 } else { 0 }));
         damage(&Place { file: dir.file(file), other: other.file(file) }, &mut random);
-        running.into_iter().for_each(|child| join(child, what == "cut"));
+        running.into_iter().for_each(|child| join(child, &notes, what == "cut"));
         let found = shared(1);
         if is_verified {
             let verify = || {
@@ -485,10 +484,10 @@ fn damage_never_causes_silent_excess() {
                 problems.iter().flatten().for_each(|problem| println!("  {problem:?}"));
                 found[0].store(problems.map_or(0, |all| all.len() as u64), Release);
             };
-            join(Child::run(verify), false);
+            join(Child::run(verify), &notes, false);
         }
         let after: Vec<_> = (0..2).map(|i| run(150, 5 + i)).collect();
-        after.into_iter().for_each(|child| join(child, false));
+        after.into_iter().for_each(|child| join(child, &notes, false));
 
         let is_reported = notes.errors[0].load(Acquire) + found[0].load(Acquire) > 0;
         let over = notes.over();

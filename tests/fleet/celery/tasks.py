@@ -102,6 +102,7 @@ if WHO == "ours":
         limit_key="tenant" if os.environ.get("FLEET_TENANTS") else None,
         on_limit="hold",
         limit_hold=float(os.environ["FLEET_HOLD"]),
+        limit_grace=float(os.environ["FLEET_GRACE"]) if "FLEET_GRACE" in os.environ else None,
     )
     def job(self, tenant=None):
         run(self.request, current_permit().ready_at_monotonic)

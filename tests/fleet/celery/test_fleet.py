@@ -9,6 +9,9 @@ from fleet import Fleet, broker
 
 COUNT = 60  # jobs: three windows
 
+#: A task that is late for its place loses its unit of the hour, so it may be as late as nobody is.
+HOURLY = {"FLEET_POLICY": "2/1h", "FLEET_GRACE": "30"}
+
 
 @pytest.mark.parametrize("hold", [run.HOLD, 0.5], ids=["held", "republished"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -39,7 +42,7 @@ def test_tasks_without_a_limit_overtake_waiting_tasks(kind, tmp_path):
     jobs, others = ([f"{name}-{number}" for number in range(60)] for name in ("job", "free"))
     with broker(kind, tmp_path) as url:
         environments = run.environments("ours", url, tmp_path, hold=360_000)
-        with Fleet(tmp_path, url, [at | {"FLEET_POLICY": "2/1h"} for at in environments], run.CHILDREN) as fleet:
+        with Fleet(tmp_path, url, [at | HOURLY for at in environments], run.CHILDREN) as fleet:
             for job in jobs:
                 fleet.send("job", job)
             for other in others:
@@ -55,7 +58,7 @@ def test_a_worker_that_holds_tasks_leaves_other_tasks_to_other_workers(kind, tmp
     go = tmp_path / "go"
     with broker(kind, tmp_path) as url:
         first, second = (
-            environment | {"FLEET_POLICY": "2/1h", "FLEET_UNTIL": str(go)}
+            environment | HOURLY | {"FLEET_UNTIL": str(go)}
             for environment in run.environments("ours", url, tmp_path, hold=360_000)
         )
         with Fleet(tmp_path, url, [first], run.CHILDREN) as fleet:

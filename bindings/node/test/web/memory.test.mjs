@@ -160,7 +160,7 @@ test("a free limit starts a waiter that has no time, and a waiter that leaves is
 test("a timeout may be longer than a timer can be", { skip }, async (t) => {
   const store = await web.open("memory:", { clock: new web.ManualClock() });
   const limiter = store.limiter("long", "1 concurrent");
-  await limiter.acquire();
+  const held = await limiter.acquire();
   t.mock.timers.enable({ apis: ["setTimeout"] });
   let ended = null;
   const waiting = limiter.acquire({ timeout: "60d" }).catch((error) => (ended = error));
@@ -176,6 +176,7 @@ test("a timeout may be longer than a timer can be", { skip }, async (t) => {
   // (A timer that is set within a tick begins at its end.)
   t.mock.timers.tick(3 * 864e5);
   assert.equal((await waiting).code, "acquire_timeout");
+  await held.complete();
 });
 
 test("many waiters leave, in any order, and the others stay in theirs", { skip }, async () => {

@@ -11,6 +11,9 @@ from celery import Celery, shared_task
 from workglow_limit import FirstOfLimiter, Store
 from workglow_limit.celery import Limited, current_permit, install
 
+#: A task that is later than this for its place loses its unit of an hour. No worker of these tests stands still for so long.
+GRACE = 30
+
 FOLDER = Path(os.environ["WORK_FOLDER"])
 BROKER = os.environ["WORK_BROKER"]
 
@@ -27,7 +30,7 @@ app.conf.update(
         "unacked_restore_throttle": 1,
     },
     task_default_limit_hold=360_000,
-    task_annotations={"work.annotated": {"limit": "1/1h"}},
+    task_annotations={"work.annotated": {"limit": "1/1h", "limit_grace": GRACE}},
     worker_disable_rate_limits=bool(os.environ.get("WORK_DISABLE_RATE_LIMITS")),
     worker_cancel_long_running_tasks_on_connection_loss=True,
 )
@@ -46,7 +49,7 @@ def group(tag):
     return tag.split("-")[0]
 
 
-@shared_task(name="work.shared", limit="1/1h", limit_key=group)
+@shared_task(name="work.shared", limit="1/1h", limit_key=group, limit_grace=GRACE)
 def shared(tag):
     """A task declared before the limits are installed."""
     started(tag)
@@ -86,12 +89,12 @@ def busy(tag, until):
     wait_for(until)
 
 
-@app.task(limit="1/1h", limit_key=group)
+@app.task(limit="1/1h", limit_key=group, limit_grace=GRACE)
 def hourly(tag):
     started(tag)
 
 
-@app.task(limit=providers, limit_key=group, limit_weight="units")
+@app.task(limit=providers, limit_key=group, limit_weight="units", limit_grace=GRACE)
 def chosen(tag, units=1):
     """Does its work at one of several providers."""
     started(tag, chosen=current_permit().chosen.name)
@@ -102,12 +105,12 @@ def annotated(tag):
     started(tag)
 
 
-@app.task(limit="2/1h", limit_key="tenant")
+@app.task(limit="2/1h", limit_key="tenant", limit_grace=GRACE)
 def keyed(tag, tenant):
     started(tag)
 
 
-@app.task(limit="10/1h", limit_key="{tenant}:{model}", limit_weight="tokens")
+@app.task(limit="10/1h", limit_key="{tenant}:{model}", limit_weight="tokens", limit_grace=GRACE)
 def weighted(tag, tenant, model="m", tokens=1):
     started(tag)
 
@@ -172,12 +175,12 @@ def patient(tag):
     started(tag)
 
 
-@app.task(bind=True, limit="1/1h", on_limit="retry")
+@app.task(bind=True, limit="1/1h", on_limit="retry", limit_grace=GRACE)
 def returning(self, tag):
     started(tag)
 
 
-@app.task(limit="5/1h", acks_late=True, reject_on_worker_lost=True)
+@app.task(limit="5/1h", acks_late=True, reject_on_worker_lost=True, limit_grace=GRACE)
 def killed(tag, what):
     first = not (FOLDER / tag).exists()
     (FOLDER / tag).touch()

@@ -120,7 +120,9 @@ class Site:
     def started(self, tag=None):
         """Returns the records of starts so far, in their order."""
         path = self.folder / "started"
-        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        # The last line may be on its way.
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        lines = [json.loads(line) for line in lines if line.endswith("\n")]
         return [line for line in lines if tag is None or line["tag"].split("-")[0] == tag]
 
     def tags(self, tag):

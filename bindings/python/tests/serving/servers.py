@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -116,20 +116,26 @@ def wsgi(app):
 @contextmanager
 def program(*command, **environment):
     """Runs a server in other processes. Returns its base URL. `command` has PORT in place of the port."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [sys.executable, "-m", *(part.replace("PORT", str(port)) for part in command)],
-        cwd=HERE, env=os.environ | environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-    base = f"http://127.0.0.1:{port}"
-    try:
-        wait_until(lambda: process.poll() is None and is_up(base), lambda: process.stderr.read().decode())
-        yield base
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    for _ in range(5):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        process = subprocess.Popen(
+            [sys.executable, "-m", *(part.replace("PORT", str(port)) for part in command)],
+            cwd=HERE, env=os.environ | environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        base = f"http://127.0.0.1:{port}"
+        try:
+            wait_until(lambda: process.poll() is not None or is_up(base))
+            if process.poll() is None:
+                yield base
+                return
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            _, said = process.communicate()
+        # It has ended: another program may have taken the port.
+    raise AssertionError(said.decode())
 
 
 def is_up(base):

@@ -37,7 +37,7 @@ impl Offer {
             (Some(grace), _) => (grace, grace),
             (None, Tick::MAX) => (50_000.max(2 * self.late), 50_000),
             (None, window) => {
-                let near = (window / 40).max(50_000.min(window / 20)).min(1_000_000);
+                let near = (window / 40).max(50_000.min(window / 20)).min(10_000_000);
                 (near.max((2 * self.late).min(10_000_000)), (window / 20).clamp(250_000, 10_000_000))
             }
         };
@@ -95,7 +95,7 @@ struct Entry {
 
 impl Pool {
     /// Makes an empty line for a limiter. Opens nothing. `grace` is how late a place may be presented. `None`: a
-    /// fortieth of the window, from 50 ms to 1 s, and more while workers are late; for places that leave with waiters a
+    /// fortieth of the window, from 50 ms to 10 s, and more while workers are late; for places that leave with waiters a
     /// twentieth, from 250 ms to 10 s.
     pub fn new(limiter: Arc<dyn Limiter>, grace: Option<Duration>) -> Pool {
         Pool {
