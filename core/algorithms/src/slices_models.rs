@@ -290,6 +290,31 @@ fn the_rest_of_a_grace_is_given_back_and_no_more() {
     });
 }
 
+/// A place waits for another one, which starts early meanwhile: it may start a window after that, and no sooner.
+#[test]
+fn a_sliced_place_is_ready_a_window_after_what_it_waits_for() {
+    model(|| {
+        let cells = Cells::new();
+        let windows = [Window { limit: 1, length: W }];
+        let place = |grace| {
+            let ask = Ask { reserve: true, patience: 2 * W, grace, ..Ask::now(&windows, 1, 0) };
+            let answer = cells.log().claim(&ask, || cells.now()).unwrap();
+            let taken = answer.taken.unwrap();
+            (StartId { ticket: taken.ticket, stamp: taken.stamp, weight: 1 }, answer.ready)
+        };
+        let ((first, _), (second, before)) = (place(2 * D), place(0));
+        let now = cells.now();
+        let other = cells.clone();
+        let presenter = thread::spawn(move || other.log().present(first, W, now).unwrap().unwrap());
+        let ready = cells.log().ready_of(second, &Ask::now(&windows, 1, 0), || cells.now()).unwrap().unwrap();
+        cells.time.fetch_max(ready, Relaxed);
+        assert!(cells.log().present(second, W, cells.now()).unwrap().is_some());
+        presenter.join().unwrap();
+        assert!((now.ceil + W..=before).contains(&ready), "{now:?}: {ready}, {before}");
+        assert_eq!(cells.claim(1, 1, 0).unwrap(), None);
+    });
+}
+
 /// A caller that stalls between starting and giving the rest back takes nothing from the next life.
 #[test]
 fn the_rest_of_a_grace_does_not_survive_a_rebuild() {

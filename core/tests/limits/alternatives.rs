@@ -278,17 +278,17 @@ fn hooks_learn_which_limit_delays() {
     assert_eq!(*seen.lock().unwrap(), [("b".to_owned(), "me".to_owned())]);
 }
 
-/// Each start is charged exactly once, whoever dies: of 50,000 units, the starts that were reported are all but at most
+/// Each start is charged exactly once, whoever dies: of 100,000 units, the starts that were reported are all but at most
 /// one for each killed process.
 #[test]
 fn killed_processes_charge_one_alternative_once() {
-    const UNITS: [u64; 2] = [30_000, 20_000];
+    const UNITS: [u64; 2] = [60_000, 40_000];
     const PROCESSES: usize = 4;
     let dir = Dir::in_memory("alternatives-storm");
     let url = dir.url();
     let all = || {
         let store = Store::new(&url).unwrap();
-        let rate = |name, max| -> Shared { Arc::new(RateLimiter::new(&store, name, max, ms(100_000)).unwrap()) };
+        let rate = |name, max| -> Shared { Arc::new(RateLimiter::new(&store, name, max, ms(1_000_000)).unwrap()) };
         let jobs = ConcurrencyLimiter::shared(&store, "jobs", 2, None).unwrap();
         [rate("a", UNITS[0]), rate("b", UNITS[1]), Arc::new(jobs) as Shared]
     };

@@ -99,7 +99,7 @@ pub(crate) struct Session {
     /// This process's writer of the ledger.
     pub(super) writer: Writer,
     /// What limiters of this process will declare.
-    pub(super) undeclared: Arc<Undeclared>,
+    pub(super) undeclared: Undeclared,
     /// Refused starts that must be taken back.
     pub(super) refused: fork::PerProcess<Vec<RefusedStart>>,
     /// Whether there are any. (In a forked child this may be wrongly set.)
@@ -219,7 +219,7 @@ impl Session {
             book: Book::new(),
             member: AtomicU64::new(0),
             writer: Writer::default(),
-            undeclared: Arc::default(),
+            undeclared: Undeclared::default(),
             refused: fork::PerProcess::new(),
             has_refused: AtomicBool::new(false),
         })
