@@ -188,7 +188,7 @@ fn ten_thousand_denials_take_nothing_from_others() {
 #[test]
 fn denials_in_other_processes_take_nothing_either() {
     let dir = Dir::new("composite-denials");
-    let open = || rate(&Store::new(&dir.url()).unwrap(), "shared", 1_000, HOUR);
+    let open = || rate(&patient(&dir.url()), "shared", 1_000, HOUR);
     open().open().unwrap();
     let children: Vec<Child> = (0..3)
         .map(|_| {
