@@ -27,7 +27,7 @@ impl Store {
     /// denied. In `requests: 500/1m + tokens: 200000/1m`, they are `name/requests` and `name/tokens`, and
     /// [joint starts](Limiter::joint) can charge each differently.
     ///
-    /// Calls about the name know it before the first use, even if the limiter was dropped.
+    /// Calls about the name know it before the first use.
     ///
     /// Admitted starts keep counting when parts are added or removed. If no part stays, it is another kind of limiter,
     /// which needs a [`Store::forget`] first.

@@ -165,35 +165,6 @@ fn another_process_does_not_raise_what_was_learned_by_one_response() {
     holds(&stores[1], "api", "400/1m");
 }
 
-/// A process that was told less earlier did not look again, so the larger size of another one stayed.
-#[test]
-fn of_two_sizes_that_two_processes_are_told_the_smaller_holds_while_it_is_said() {
-    let dir = Dir::in_memory("learned-apart");
-    let clock = ManualClock::new();
-    let mut options = StoreOptions::default();
-    (options.clock, options.timeout) = (Some(clock.clone()), Duration::from_secs(600));
-    let stores = [0; 2].map(|_| Store::with_options(&dir.url(), options.clone()).unwrap());
-    let [here, there] = stores.each_ref().map(|store| store.limiter("api", "100/1m").unwrap());
-    let say = |at: usize, units| {
-        [&here, &there][at].learn(per_minute(units), HOST);
-        settled(&stores[at]);
-        policy(&stores[at], "api")
-    };
-    assert_eq!(say(0, 500), "500/1m");
-    assert_eq!(say(1, 10_000), "500/1m");
-    clock.advance(Duration::from_secs(60));
-    assert_eq!(say(1, 10_000), "10000/1m", "it knows of no other");
-    assert_eq!(say(0, 500), "500/1m");
-    for _ in 0..3 {
-        clock.advance(Duration::from_secs(61));
-        assert_eq!([say(1, 10_000), say(0, 500), say(1, 10_000)], ["500/1m"; 3]);
-    }
-    // What an operator lifts stays lifted.
-    stores[0].lift("api", None).unwrap();
-    clock.advance(Duration::from_secs(61));
-    assert_eq!([say(1, 10_000), say(0, 500)], ["100/1m"; 2]);
-}
-
 #[test]
 fn one_estimate_is_not_enough_and_a_window_that_is_not_declared_teaches_nothing() {
     let store = Store::new("memory:").unwrap();

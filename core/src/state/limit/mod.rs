@@ -124,7 +124,7 @@ impl Limit {
         policy::check_name(name)?;
         store.check_open()?;
         store.check_shared(name, &[policy.into()])?;
-        let made = store.undeclared.make(name, vec![policy.into()]);
+        let made = Made::new(&store.undeclared, name, vec![policy.into()]);
         Ok(Self::new(store, made.name.clone(), Some((policy, made)), policy.kind()))
     }
 
@@ -139,7 +139,7 @@ impl Limit {
         check_names(name, &policies)?;
         store.check_open()?;
         store.check_shared(name, &policies)?;
-        let made = store.undeclared.make(name, policies);
+        let made = Made::new(&store.undeclared, name, policies);
         let part = |(name, policy): (String, &NamedPolicy)| {
             Self::new(store, name.into(), Some((policy.policy, made.clone())), policy.kind())
         };

@@ -3,9 +3,6 @@
 //! A server may say two sizes of one limit in turn, as with two models behind one name. So a smaller size is learned at once, and
 //! a larger one than was learned before only if nothing else was said for a whole window. An estimated window is learned if two
 //! responses in a row show it.
-//!
-//! Processes may be told different sizes, too. Each looks now and then whether another one has learned a larger size than it is
-//! still told, and learns the smaller one again. So the smaller one holds while it is said, but for up to a minute or a window.
 
 use crate::error::Result;
 use crate::policy::Quota;
@@ -19,7 +16,7 @@ use std::sync::Arc;
 impl Session {
     /// Puts a server's numbers above the declared ones of one limit, later in the thread for that: nobody waits for it.
     ///
-    /// What was learned before is hardly looked at again. So it costs a look at a map, and what an operator lifts stays lifted until
+    /// What was learned before is not looked at again. So it costs a look at a map, and what an operator lifts stays lifted until
     /// the server says something else.
     pub(crate) fn learn(&self, name: &Arc<str>, quota: Quota, host: &str) {
         let Some(me) = self.me.get().and_then(std::sync::Weak::upgrade) else { return };
@@ -27,21 +24,19 @@ impl Session {
         let mut all = self.told.lock();
         let told = all.entry(name.clone()).or_default();
         let before = told.said.take();
-        let is_known = told.learned.is_some_and(|learned| learned.says(&quota));
-        if is_known && (told.pending.is_some() || !told.is_due(&quota, now)) {
+        if told.learned.is_some_and(|learned| learned.says(&quota)) {
             return;
         }
         let again = before.filter(|said| said.quota.says(&quota));
         let is_raise = told.learned.is_some_and(|learned| quota.units > learned.units);
         let said = again.unwrap_or(Said { quota, since: now, is_raise });
         let is_certain = u128::from(now.saturating_sub(said.since)) >= said.quota.window.as_nanos();
-        if !is_known && (quota.is_estimated && again.is_none() || said.is_raise && !is_certain) {
+        if quota.is_estimated && again.is_none() || said.is_raise && !is_certain {
             told.said = Some(said);
             return;
         }
-        (told.learned, told.looked) = (Some(said.quota), now);
-        let pending = Pending { said, host: host.to_owned(), is_certain, is_known };
-        let has_thread = told.pending.replace(Arc::new(pending)).is_some();
+        told.learned = Some(said.quota);
+        let has_thread = told.pending.replace(Arc::new(Pending { said, host: host.to_owned(), is_certain })).is_some();
         drop(all);
         if !has_thread {
             let name = name.clone();
@@ -95,11 +90,10 @@ impl Session {
             let Some(learned) = before.declared.with_quota(pending.said.quota).filter(|_| is_free) else {
                 return Ok(Put::Same);
             };
-            let is_more = learned.units() > before.current().units();
-            if learned == before.current() || pending.is_known && (is_more || before.source.is_none()) {
+            if learned == before.current() {
                 return Ok(Put::Same);
             }
-            if before.source.is_some() && is_more && !pending.is_certain {
+            if before.source.is_some() && learned.units() > before.current().units() && !pending.is_certain {
                 return Ok(Put::TooSoon);
             }
             let policy = (learned != before.declared).then_some(learned);

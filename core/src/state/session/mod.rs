@@ -99,7 +99,7 @@ pub(crate) struct Session {
     /// This process's writer of the ledger.
     pub(super) writer: Writer,
     /// What limiters of this process will declare.
-    pub(super) undeclared: Undeclared,
+    pub(super) undeclared: Arc<Undeclared>,
     /// Refused starts that must be taken back.
     pub(super) refused: fork::PerProcess<Vec<RefusedStart>>,
     /// Whether there are any. (In a forked child this may be wrongly set.)
@@ -219,7 +219,7 @@ impl Session {
             book: Book::new(),
             member: AtomicU64::new(0),
             writer: Writer::default(),
-            undeclared: Undeclared::default(),
+            undeclared: Arc::default(),
             refused: fork::PerProcess::new(),
             has_refused: AtomicBool::new(false),
         })
