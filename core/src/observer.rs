@@ -65,7 +65,7 @@ impl Observer {
         if session.server().is_some() {
             return unsupported("line", "a limit on a server");
         }
-        let seen = session.knowing_all(|| session.survey_line(name, key));
+        let seen = session.knowing(name, || session.survey_line(name, key));
         session.report("", seen)
     }
 

@@ -29,7 +29,7 @@ async function work(limiter, key, options = {}) {
 }
 
 test("a job starts now, waits a moment, or is delayed once and starts with its place", async () => {
-  const limiter = limit(1, 2); // If the second job began when this is nearly over, it would not be delayed.
+  const limiter = limit(1, 6); // If the second job began when this is nearly over, it would not be delayed.
   assert.deepEqual(await work(limiter, "k"), { started: true, placed: false, delays: [] });
   // A long grace, so that a busy machine is not late.
   const options = { grace: "10s" };
@@ -94,7 +94,7 @@ test("without places, a delayed job asks again", async () => {
 });
 
 test("a job charges each part for itself, at once and with its place", async () => {
-  const limiter = new Store("memory:").limiter("llm", "tokens: 10/2s + tenant: 5/1h");
+  const limiter = new Store("memory:").limiter("llm", "tokens: 10/6s + tenant: 5/1h");
   const start = { weight: { tokens: 7 }, grace: "10s", hold: 0 };
   assert.equal((await work(limiter, { tenant: "acme" }, start)).delays.length, 0);
   const { started, delays } = await work(limiter, { tenant: "other" }, start);

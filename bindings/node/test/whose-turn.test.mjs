@@ -18,7 +18,9 @@ const counts = ({ holders, heads, waiting }) => [holders.length, heads.length, w
 
 /** Waits until there are so many holders, heads and callers. */
 async function until(expected, store, options) {
+  const end = Date.now() + 300_000;
   for (;;) {
+    assert.ok(Date.now() < end, `not ${expected}`);
     const seen = await store.lineAsync("api", options);
     if (`${counts(seen)}` === `${expected}`) return seen;
     await settle();

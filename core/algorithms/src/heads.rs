@@ -42,8 +42,7 @@
 //! 6. *A death is harmless.* What it leaves belongs to its owner, and is removed by whoever finds it in the way, or by
 //!    the next process that arrives.
 //!
-//! `heads_search.rs` visits everything that three processes can do with these words, of which one dies and one is stopped at any
-//! step.
+//! `heads_search.rs` visits everything that three processes can do with these words, of which one dies or is stopped at any step.
 //!
 //! # Orderings
 //!

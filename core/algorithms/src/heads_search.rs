@@ -6,13 +6,14 @@
 //!
 //! * *Order.* Whoever finds itself first is first among all that are shown and run, by what has really happened: the tenant that
 //!   has had the least by its share, and of its waiters the one that asked first.
-//! * *No lost turn.* When all sleep while a unit is free for somebody who runs, somebody died or was stopped. Then a few looks
-//!   are enough.
+//! * *No lost turn.* When all sleep while a unit is free for somebody who runs, somebody died or was stopped. Then one look for
+//!   each death, and three for each stop, are enough; again as many if who looked has died.
 //! * *Fairness.* While both tenants wait, what they have had differs by at most one start each, by their shares; and one more for
 //!   each process that died before it charged a start.
 //! * *Nothing stays.* When nobody waits, the entries of those who live are free.
 //!
-//! Not in the model: steps of one word (the models in `heads_models.rs` are about these), priorities, weights and a full table.
+//! Not in the model: steps of one word (the models in `heads_models.rs` are about these), priorities, weights and a full table. Two
+//! tenants are searched with a death or with a stop, not with both, and unequal shares with neither.
 
 #[path = "heads_world.rs"]
 mod world;
