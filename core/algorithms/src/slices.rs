@@ -51,8 +51,9 @@
 //!    is no earlier than the start. A process that dies in between, or finds an entry gone or its units not there,
 //!    leaves the start in a later slice. In other lives the entries have other numbers.
 //! 8. *A place may become ready sooner* ([`Slices::ready_of`]): as soon as the slices up to its own that have not left the window
-//!    hold at most `limit` units, including it. So statement 5 holds for it. Units that move by 7 from beyond its slice into these
-//!    slices change nothing: they were claimed later, so they waited for the same slices to leave, and this place is ready, too.
+//!    hold at most `limit` units, including it. So statement 5 holds for it. The units up to its slice are read twice, and are the
+//!    same: what moves by 7 from beyond it in between is not missed. (What was claimed later waits for the same slices to leave, but a
+//!    recorded start waits for nothing.)
 //!
 //! A *place*, a start in the future, is a claim in the slice in which its grace ends. Units cannot be distinguished. So
 //! the holder of the place has to ensure that it is used once. Whether it still counts is known by the log's *era*,
@@ -407,8 +408,12 @@ impl<'a> Slices<'a> {
                 false => (slice == seen.slice).then_some(seen.units),
             };
             let left = units.and_then(|units| self.left_at(&scale, &Seen { slice, units, ..seen }, limit));
-            if self.still_is(&seen) {
-                // (8) Units that move into these slices meanwhile may be missed.
+            let is_same = || {
+                let next = self.entry(slice + 1).load(Acquire);
+                slice >= seen.slice || slice_in(next) == slice + 1 && Some(units_in(next)) == units
+            };
+            // (8)
+            if self.still_is(&seen) && (units.is_none() || is_same()) {
                 return Ok(left.map(|left| left.max(self.gate(&scale, ask))));
             }
         }

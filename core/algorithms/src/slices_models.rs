@@ -335,3 +335,28 @@ fn the_rest_of_a_grace_does_not_survive_a_rebuild() {
         assert_eq!(left, 1, "started: {}", presenter.join().unwrap());
     });
 }
+
+/// A place looks when it is ready, while a recorded start, which waits for nothing, moves to an earlier slice: the place is not
+/// ready before those that it waits for have left the window.
+#[test]
+fn a_recorded_start_that_moves_makes_no_place_ready_too_soon() {
+    model(|| {
+        let cells = Cells::new();
+        let windows = [Window { limit: 2, length: W }];
+        let place = |weight, grace| {
+            let ask = Ask { reserve: true, patience: 3 * W, grace, ..Ask::now(&windows, weight, 0) };
+            let taken = cells.log().claim(&ask, || cells.now()).unwrap().taken.unwrap();
+            StartId { ticket: taken.ticket, stamp: taken.stamp, weight }
+        };
+        let (first, second, _third) = (place(2, D), place(1, 0), place(1, D));
+        let other = cells.clone();
+        let recorded = thread::spawn(move || {
+            let windows = [Window { limit: 2, length: W }];
+            let ask = Ask { force: true, ..Ask::now(&windows, 1, 0) };
+            other.log().claim(&ask, || other.now()).unwrap();
+        });
+        let ready = cells.log().ready_of(second, &Ask::now(&windows, 1, 0), || cells.now()).unwrap().unwrap();
+        recorded.join().unwrap();
+        assert!(ready >= first.stamp + W, "ready at {ready}, but the first may start until {}", first.stamp);
+    });
+}

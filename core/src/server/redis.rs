@@ -7,6 +7,7 @@
 //!                    and since when it applies (s:HASH); of each policy that was ever stored, its numbers (n:VERSION)
 //! wgl:{NAME}:F:HASH  the state of a key by a family of limiters: l, b, w or c (log, bucket, window, leases)
 //! wgl:{NAME}:l:HASH:s  a hash: the last grants of the key's sites
+//! wgl:{NAME}:c:HASH:w  a hash: who waits for leases of the key
 //! wgl:{NAME}:keys    the keys that have a state (except of leases), and until when
 //! wgl:{NAME}:waiting those of them whose states an earlier policy has left
 //! wgl:{NAME}:holders the keys that have leases, and until when
@@ -276,6 +277,7 @@ impl Engine for Redis {
         if let Some(hash) = call.key {
             keys.extend([format!("{states}{hash}"), list_of_states(call.limit, Family::of(call.policy))]);
             keys.extend((call.op == "grant").then(|| format!("{}:s", keys[1])));
+            keys.extend(["acquire", "leave"].contains(&call.op).then(|| format!("{}:w", keys[1])));
         }
         let mut from = None;
         loop {

@@ -2,15 +2,18 @@
 #![cfg(any(feature = "redis", feature = "postgres"))]
 
 use crate::common::server::Server;
-use std::sync::Arc;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use workglow_limit::embed::{Joined, Line, Outcome, Waiter};
+use workglow_limit::embed::{Joined, Line, MayWait, Outcome, Seat, Step, Waiter};
 use workglow_limit::*;
 
 const MOMENT: Duration = Duration::from_millis(1);
 
 /// So long a waiter is known that does not ask.
 const KNOWN: Duration = Duration::from_millis(300);
+
+const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
 
 /// Three processes that wait for one key of a limit.
 struct Fleet {
@@ -174,5 +177,84 @@ fn a_composite_takes_what_is_free_and_other_keys_have_lines_of_their_own() {
         line.advance(&mut over);
         assert!(matches!(over[..], [(_, Outcome::Admitted(_))]), "{over:?}");
         assert_eq!(fleet.ask(&[0]), []);
+    }
+}
+
+/// The first request of a caller that would wait once took a unit that was free for somebody who waited.
+#[test]
+fn who_comes_overtakes_nobody_but_the_less_urgent_and_who_hardly_waits() {
+    for server in Server::each("line-comes") {
+        let mut fleet = Fleet::new(&server, "2 concurrent");
+        assert!(fleet.take(0, 1) && fleet.take(0, 1));
+        let heavy = fleet.join(1, Waiter::new("key", 2));
+        assert_eq!(fleet.ask(&[1]), []);
+        fleet.end();
+        fleet.clock.advance(MOMENT);
+        let seat = |waiter: Waiter| Seat::new(waiter.timeout(PATIENCE)).start_at_once(&*fleet.limiters[2]).unwrap();
+        assert_eq!(seat(waiter()), None);
+        let urgent = seat(waiter().priority(-1)).expect("it comes first");
+        fleet.limiters[2].cancel(&urgent).unwrap();
+        // A queue that has nothing else to do with a job takes what is free, in a line and without one.
+        let now = waiter().timeout(Some(Duration::ZERO));
+        let Joined::Done(Outcome::Admitted(permit)) = fleet.lines[2].join(now).unwrap() else {
+            panic!("it was denied")
+        };
+        fleet.limiters[2].cancel(&permit).unwrap();
+        let step = Seat::new(now).step(&*fleet.limiters[2]).unwrap();
+        let Step::Admitted(permit) = step else { panic!("{step:?}") };
+        fleet.limiters[2].cancel(&permit).unwrap();
+        fleet.end();
+        assert_eq!(fleet.ask(&[1]), [(1, heavy)]);
+    }
+}
+
+/// An event loop never waits for a server itself. Its line once forgot a waiter that left, and the server did not.
+#[test]
+fn a_waiter_that_leaves_an_event_loop_is_not_waited_for() {
+    for server in Server::each("line-loop") {
+        let mut fleet = Fleet::new(&server, "2 concurrent");
+        assert!(fleet.take(0, 1));
+        let (send, woken) = mpsc::channel();
+        let send = Mutex::new(send);
+        let limiter = Arc::<dyn Limiter>::clone(&fleet.limiters[1]);
+        let mut own = Line::with_wake(limiter, move || send.lock().unwrap().send(()).unwrap_or_default());
+        let advance = |own: &mut Line| {
+            let mut over = Vec::new();
+            MayWait::Never.during(|| own.advance(&mut over));
+            assert!(over.is_empty(), "{over:?}");
+        };
+        let Joined::Waiting(id) = MayWait::Never.during(|| own.join(Waiter::new("key", 2))).unwrap() else {
+            panic!("it does not wait")
+        };
+        // Once the server knows it, one unit is free and kept for it.
+        while fleet.take(2, 1) {
+            let (process, permit) = fleet.held.pop().unwrap();
+            fleet.limiters[process].cancel(&permit).unwrap();
+            fleet.clock.advance(Duration::from_micros(1));
+            own.wake(None);
+            advance(&mut own);
+            let _ = woken.recv_timeout(MOMENT);
+        }
+        // No time passes by the clock any more.
+        MayWait::Never.during(|| own.leave(id));
+        while !fleet.take(2, 1) {
+            advance(&mut own);
+            let _ = woken.recv_timeout(MOMENT);
+        }
+    }
+}
+
+/// With a cooldown the server knows when units are free. The line once did not know that the server knew its waiter, too.
+#[test]
+fn a_waiter_that_leaves_a_limit_with_a_cooldown_is_not_waited_for() {
+    for server in Server::each("line-cooldown") {
+        let mut fleet = Fleet::new(&server, "1 concurrent cooldown 50ms");
+        assert!(fleet.take(0, 1));
+        let leaves = fleet.join(1, waiter());
+        assert_eq!(fleet.ask(&[1]), []);
+        fleet.lines[1].leave(leaves);
+        fleet.end();
+        fleet.clock.advance(60 * MOMENT);
+        assert!(fleet.take(2, 1));
     }
 }

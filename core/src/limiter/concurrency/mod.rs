@@ -567,10 +567,10 @@ impl Awaited for ConcurrencyLimiter {
         let claimed = || {
             self.with_leases(key, |found, leases| {
                 if self.limit.is_served() {
-                    let order = terms.waiter.map_or(Order::Free, Order::Waits);
+                    let order = Order::of(&terms);
                     let (permit, seen) = self.take_on_server(found, weight, order)?;
                     let after = seen.retry_after();
-                    let is_certain = seen.is_closed() || Self::is_certain(found, after);
+                    let is_certain = seen.is_closed() || seen.ahead == 0 && Self::is_certain(found, after);
                     let denied = || match terms.waiter {
                         Some(_) if !is_certain => Claim::Behind { ahead: seen.ahead },
                         _ => Claim::Denied { after, is_certain },

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::fork::jitter;
 use crate::hash::Hash;
 use crate::hooks::{Event, Happening};
-use crate::limiter::line::Asker;
+use crate::limiter::line::{Asker, Terms};
 use crate::permit::{LeasePermit, RawPermit};
 use crate::policy::{self, Shape};
 use crate::server::site::Process;
@@ -45,22 +45,35 @@ impl Time {
 pub(super) enum Order {
     /// It takes what is free.
     Free,
-    /// It does not wait, and overtakes nobody.
-    Passes,
+    /// It does not wait, and overtakes nobody who is as urgent.
+    Passes {
+        priority: i32,
+    },
     Waits(Asker),
 }
 
 impl Order {
     /// That of a call that does not wait. What a line asks for is in its order already.
     pub fn of_call() -> Order {
-        if InLine::is_here() { Order::Free } else { Order::Passes }
+        if InLine::is_here() { Order::Free } else { Order::Passes { priority: 0 } }
     }
 
-    fn arguments(self) -> [i64; 4] {
+    /// That of a line's request.
+    pub fn of(terms: &Terms) -> Order {
+        match terms.waiter {
+            Some(waiter) => Order::Waits(waiter),
+            None if terms.in_turn => Order::Free,
+            None => Order::Passes { priority: terms.priority },
+        }
+    }
+
+    fn arguments(self) -> [i64; 5] {
         match self {
-            Order::Free => [0; 4],
-            Order::Passes => [1, 0, 0, 0],
-            Order::Waits(Asker { priority, since, waited }) => [2, priority.into(), number(since), number(waited)],
+            Order::Free => [0; 5],
+            Order::Passes { priority } => [1, priority.into(), 0, 0, 0],
+            Order::Waits(Asker { priority, since, waited, life }) => {
+                [2, priority.into(), number(since), number(waited), number(life)]
+            }
         }
     }
 }

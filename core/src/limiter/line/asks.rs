@@ -75,8 +75,10 @@ pub struct Terms {
     pub tag: u64,
     /// The share of its tenant there, if it is not the one that is kept.
     pub share: Option<Share>,
-    /// Who asks, where a server keeps the order of all processes. `None`: its line is not one of them.
+    /// Who asks, where a server keeps the order of all processes. `None`: it does not wait, or its line is not one of them.
     pub waiter: Option<Asker>,
+    /// The priority of a request that does not wait.
+    pub priority: i32,
 }
 
 /// A waiter, as a server knows it.
@@ -89,6 +91,15 @@ pub struct Asker {
     pub since: Tick,
     /// How long ago that is.
     pub waited: Tick,
+    /// It asks again within half of this time.
+    pub life: Tick,
+}
+
+impl Asker {
+    /// What names it in its process.
+    pub(super) fn name(&self) -> (i32, Tick) {
+        (self.priority, self.since)
+    }
 }
 
 impl Terms {
@@ -102,14 +113,19 @@ impl Terms {
         tag: u64::MAX,
         share: None,
         waiter: None,
+        priority: 0,
     };
 
-    /// The same for a caller that waits so long, with a requested grace.
-    pub(super) fn now(asked: Duration, timeout: Option<Duration>, share: Option<Share>) -> Result<Terms> {
+    /// The first request of a waiter, before it waits.
+    pub(super) fn now(
+        asked: Duration,
+        timeout: Option<Duration>,
+        (share, priority): (Option<Share>, i32),
+    ) -> Result<Terms> {
         policy::check_shares(share)?;
         grace_ticks("grace", asked)?;
         let in_turn = timeout.is_some_and(|timeout| patience_ticks(timeout) < NOTICES);
-        Ok(Terms { asked, in_turn, share, ..Terms::NOW })
+        Ok(Terms { asked, in_turn, share, priority, ..Terms::NOW })
     }
 }
 

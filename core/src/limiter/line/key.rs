@@ -103,8 +103,8 @@ pub(super) struct KeyLine {
     shown: Cell<Shown>,
     /// Where it was among them at the last look, and since when so far from the turn.
     turn: Option<(LineTurn, Tick)>,
-    /// The waiter that a server has among those of all processes.
-    told: Option<Told>,
+    /// The waiters that a server has among those of all processes.
+    told: Vec<Told>,
     /// [`Awaited::position`](crate::limiter::internal::Awaited::position) when it had the turn and its units were too far
     /// ahead; for which units.
     position: Option<(u64, Wanted)>,
@@ -121,7 +121,7 @@ struct Told {
 
 impl KeyLine {
     pub fn is_empty(&self) -> bool {
-        self.waiters.is_empty() && self.surplus.is_empty() && self.taken.is_empty()
+        self.waiters.is_empty() && self.surplus.is_empty() && self.taken.is_empty() && self.told.is_empty()
     }
 
     /// Returns whether there is work for a pass that [may wait](crate::embed::MayWait).
@@ -199,16 +199,27 @@ impl KeyLine {
         }
     }
 
-    /// Tells the server that its waiter is no longer the first, once there is a pass that may wait for it. If it does not
-    /// answer soon, it forgets the waiter by itself.
+    /// Notes that the server knows a waiter.
+    fn note_told(&mut self, pass: &Pass, wanted: &Wanted, asker: Asker) {
+        if !self.told.iter().any(|told| told.asker.name() == asker.name()) {
+            self.told.push(Told { key: wanted.key(pass.key).into(), asker });
+        }
+    }
+
+    /// Tells the server which of the waiters that it knows have left. If it does not answer soon, it forgets them by itself.
     fn leave_server(&mut self, limiter: &dyn Limiter) {
-        let Some(Told { asker, .. }) = &self.told else { return };
-        let is_it = |(rank, waiting): (&Rank, &Waiting)| (rank.0, waiting.since) == (asker.priority, asker.since);
-        if self.waiters.first_key_value().is_some_and(is_it) || MayWait::here() != MayWait::UntilTimeout {
+        let first = self.waiters.first_key_value().map(|(rank, waiting)| (rank.0, waiting.since));
+        let is_first = |told: &Told| Some(told.asker.name()) == first;
+        if self.told.iter().all(is_first) {
             return;
         }
-        if let Some(Told { key, asker }) = self.told.take() {
-            let most = slice(limiter);
+        if MayWait::here() != MayWait::UntilTimeout {
+            // The next pass may.
+            (self.is_blocked, self.blocked_until) = (true, 0);
+            return;
+        }
+        let most = slice(limiter);
+        for Told { key, asker } in self.told.extract_if(.., |told| !is_first(told)) {
             let _ = MayWait::in_slices(Instant::now(), most, most, || limiter.leave_line(&key, asker));
         }
     }

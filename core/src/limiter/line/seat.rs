@@ -171,7 +171,8 @@ impl Seat {
             return Ok(None);
         }
         let _in_line = InLine::enter();
-        let claim = || limiter.claim(&self.key, self.weight, Terms::now(self.grace, self.timeout, self.share)?);
+        let terms = || Terms::now(self.grace, self.timeout, (self.share, self.priority));
+        let claim = || limiter.claim(&self.key, self.weight, terms()?);
         let (place, started) = match reporting_errors(limiter, &self.key, self.weight, claim) {
             Ok(Claim::Started(permit)) => (State::Over, Some(permit)),
             Ok(Claim::Place { place, .. }) => (State::New(Some(place)), None),
@@ -391,11 +392,11 @@ impl SharedLine {
 /// that callers that have to wait for the ledger wait for it together. The inner error is a retry delay: the caller
 /// timed out before the store answered.
 fn at_once(limiter: &dyn Limiter, waiter: &Waiter) -> Result<Result<Option<Claim>, Duration>> {
-    let &Waiter { key, weight, timeout, grace, share, .. } = waiter;
+    let &Waiter { key, weight, timeout, grace, share, priority, .. } = waiter;
     if limiter.base().seats.is_used(key) {
         return Ok(Ok(None));
     }
-    let (terms, _in_line) = (Terms::now(grace, timeout, share)?, InLine::enter());
+    let (terms, _in_line) = (Terms::now(grace, timeout, (share, priority))?, InLine::enter());
     // (With a manual clock, no time passes while the store answers.)
     let timeout = timeout.filter(|_| limiter.manual_clock().is_none());
     let most = timeout.map_or(Duration::MAX, |timeout| timeout.max(SLICE));

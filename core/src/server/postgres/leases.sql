@@ -13,8 +13,8 @@
 -- counted without being checked. Setting the clock back makes leases last longer. A denial reads both tables from one
 -- snapshot, and writes nothing.
 --
--- Who waits. `waiters` has the first waiter of each line that asks here. `asked` is when it asked, by its own clock: that and the
--- owner name it. `since` is the same by this clock. So the first of them is the first of all waiters, and only it starts.
+-- Who waits. `waiters` has the first waiter of each line that asks here. `asked` is when it asked, by its own clock: that
+-- and the owner name it. `since` is the same by this clock. So the first of them is the first of all waiters, and only it starts.
 -- Its line shows it with each request, and takes it back when it leaves; without a request it is gone at `till`. This admits
 -- nothing, so it cannot exceed a limit, and a crash may lose it.
 --
@@ -23,12 +23,13 @@
 -- began. Below, OWNER denotes these four, and `turn` is any number; it selects the part of a long list that is
 -- examined.
 --
--- acquire weight lease OWNER turn order priority asked waited     lease: ticks, or -1: without an end. order: 0, it takes what
---                                     is free; 1, it does not wait, and starts only if it comes before all who do; 2, it is
---                                     a waiter with this priority, who asked at this time, and has waited so long
+-- acquire weight lease OWNER turn order priority asked waited life
+--                                     lease: ticks, or -1: without an end. order: 0, it takes what is free; 1, it does not
+--                                     wait, and starts only if it comes before all who do; 2, it is a waiter, who asked at
+--                                     this time, has waited so long, and asks again within half of `life`
 -- start lease OWNER                   the same for one unit, whether there is capacity or not
---     -> {0, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; after a
---        denial slot is the number of waiters that come first, and fence 1 if units are free for them; live and gate are after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a
+--     -> {0, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; after
+--        a denial slot is the number of waiters that come first, and fence 1 if units are free; live and gate are after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a
 --        denial for lack of capacity, some other owners of the site that hold leases: number, process and when it began
 -- view weight OWNER turn              -> {0, now, live, gate, soonest, others…}; writes nothing
 -- complete slot fence OWNER ran       -> {0, now, was_held}; also for leases recorded by `start`; ran 0: for cancel, so the
@@ -95,6 +96,12 @@ CREATE UNLOGGED TABLE IF NOT EXISTS workglow_limit.waiters (
     PRIMARY KEY (limit_id, hash, owner, priority, asked)
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05, autovacuum_vacuum_threshold = 1000);
 
+DO $$ BEGIN
+    IF to_regclass('workglow_limit.waiters_till') IS NULL THEN
+        CREATE INDEX waiters_till ON workglow_limit.waiters (till);
+    END IF;
+END $$;
+
 -- How many waiters of a key come before a caller, whether it is known for long enough, and whether some are written.
 CREATE OR REPLACE FUNCTION workglow_limit.leases_line(
     of_limit bigint, k uuid, now bigint, mine bigint, arguments bigint[],
@@ -106,11 +113,12 @@ BEGIN
     SELECT since, till INTO own FROM workglow_limit.waiters w
     WHERE arguments[1] = 2 AND w.limit_id = of_limit AND w.hash = k AND w.owner = mine AND w.priority = arguments[2] AND w.asked = arguments[3];
     SELECT
-        count(*) FILTER (WHERE w.till > now AND (w.owner, w.asked, w.priority) <> (mine, arguments[3], arguments[2])
+        -- (The clock may have been set back.)
+        count(*) FILTER (WHERE w.till > now AND w.till <= now + 2000000 AND (w.owner, w.asked, w.priority) <> (mine, arguments[3], arguments[2])
             AND (w.priority, w.since) < (arguments[2], coalesce(own.since, now - arguments[4]))),
         count(*) > 0
     INTO ahead, is_written FROM workglow_limit.waiters w WHERE w.limit_id = of_limit AND w.hash = k;
-    is_known := coalesce(own.till - now >= 150000, false);
+    is_known := coalesce(own.till - now BETWEEN arguments[5] / 2 AND 2000000, false);
 END $$;
 
 -- The known facts about a key. Without an answer: `c` is its row, whose `live` excludes expired leases; `is_stale` says that
@@ -178,6 +186,8 @@ BEGIN
             DELETE FROM workglow_limit.holders WHERE limit_id = o.limit_id AND hash = o.hash;
         END IF;
     END LOOP;
+    DELETE FROM workglow_limit.waiters WHERE ctid = ANY (ARRAY(
+        SELECT ctid FROM workglow_limit.waiters WHERE till <= now ORDER BY till LIMIT 4 FOR UPDATE SKIP LOCKED));
 END $$;
 
 -- Locks a key's row, and creates it if there is none.
@@ -288,16 +298,17 @@ BEGIN
             END IF;
             gate := greatest(gate, l.hold);
             IF op = 'acquire' AND coalesce(a[8], 0) > 0 THEN
-                line := workglow_limit.leases_line(l.limit_id, k, now, a[o], a[8:11]);
+                line := workglow_limit.leases_line(l.limit_id, k, now, a[o], a[8:12]);
             ELSE
                 SELECT 0::bigint AS ahead, false AS is_known, false AS is_written INTO line;
             END IF;
             IF op = 'acquire' AND (gate > now OR c.live + weight > p[1] OR line.ahead > 0) THEN
                 -- (Only such rows are written here, so nothing waits for the disk.)
                 IF a[8] = 2 AND NOT line.is_known THEN
+                    PERFORM workglow_limit.begin_writing(patience);
                     INSERT INTO workglow_limit.waiters (limit_id, hash, owner, priority, asked, since, till)
-                    VALUES (l.limit_id, k, a[o], a[9], a[10], now - a[11], now + 300000)
-                    ON CONFLICT (limit_id, hash, owner, priority, asked) DO UPDATE SET till = now + 300000;
+                    VALUES (l.limit_id, k, a[o], a[9], a[10], now - a[11], now + least(a[12], 2000000))
+                    ON CONFLICT (limit_id, hash, owner, priority, asked) DO UPDATE SET till = EXCLUDED.till;
                 END IF;
                 answer := ARRAY[0, now, 0, line.ahead, CASE WHEN c.live + weight > p[1] THEN 0 ELSE 1 END, 0, c.live, gate,
                     workglow_limit.leases_free(l.soonest, c.id, now, c.live + weight - p[1], cooldown)];
@@ -326,6 +337,7 @@ BEGIN
                 END IF;
             END IF;
         ELSIF op = 'leave' THEN
+            PERFORM workglow_limit.begin_writing(patience);
             DELETE FROM workglow_limit.waiters w
             WHERE w.limit_id = l.limit_id AND w.hash = k AND w.owner = a[1] AND w.priority = a[2] AND w.asked = a[3];
             RETURN ARRAY[0, now];

@@ -28,20 +28,22 @@
 -- `max` units, except for recorded starts, which are counted without being checked. Setting the clock back makes leases
 -- last longer.
 --
--- Who waits. The field `w:HASH` of the limit has the first waiter of each line that asks here: OWNER'S-NUMBER PRIORITY ASKED
--- SINCE TILL, five numbers each. ASKED is when it asked, by its own clock: that and the owner name it. SINCE is the same by
--- this clock. So the first of them is the first of all waiters, and only it starts. Its line shows it with each request, and
--- takes it back when it leaves; without a request it is gone at TILL. This admits nothing, so it cannot exceed a limit.
+-- Who waits. KEYS[4], with `acquire` and `leave`, has in its field `w` the first waiter of each line that asks here:
+-- OWNER'S-NUMBER PRIORITY ASKED SINCE TILL, five numbers each. ASKED is when it asked, by its own clock: that and the owner
+-- name it. SINCE is the same by this clock. So the first of them is the first of all waiters, and only it starts. Its line
+-- shows it with each request, and takes it back when it leaves; without a request it is gone at TILL. This admits nothing,
+-- so it cannot exceed a limit, and nothing is lost with it.
 --
 -- Below, OWNER denotes the owner's four numbers, and `turn` is any number; it selects the part of a long list that is
 -- examined.
 --
--- acquire weight lease OWNER turn order priority asked waited     lease: ticks, or -1: without an end. order: 0, it takes what
---                                     is free; 1, it does not wait, and starts only if it comes before all who do; 2, it is
---                                     a waiter with this priority, who asked at this time, and has waited so long
+-- acquire weight lease OWNER turn order priority asked waited life
+--                                     lease: ticks, or -1: without an end. order: 0, it takes what is free; 1, it does not
+--                                     wait, and starts only if it comes before all who do; 2, it is a waiter, who asked at
+--                                     this time, has waited so long, and asks again within half of `life`
 -- start lease OWNER                   the same for one unit, whether there is capacity or not
---     -> {clock, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; after a
---        denial slot is the number of waiters that come first, and fence 1 if units are free for them; live and gate are after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a
+--     -> {clock, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; after
+--        a denial slot is the number of waiters that come first, and fence 1 if units are free; live and gate are after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a
 --        denial for lack of capacity, some other owners of the site that hold leases: number, process and when it began
 -- view weight OWNER turn              -> {clock, now, live, gate, soonest, others…}; writes nothing
 -- complete slot fence OWNER ran       -> {clock, now, was_held}; also for leases recorded by `start`; ran 0: for cancel, so the
@@ -56,14 +58,14 @@
 -- pause delay -> {clock, now, gate}; clear -> {0, now}
 --
 -- Commands: HMGET, TIME, ZRANGEBYSCORE. In addition, an admission needs HINCRBY and ZADD (sometimes PEXPIRE and `list`, and
--- ZREMRANGEBYSCORE if leases have expired), and a denial two ZRANGEBYSCORE, and of a waiter HSET every 150 ms. An end: HMGET, TIME, ZREM, ZINCRBY (for the
+-- ZREMRANGEBYSCORE if leases have expired), and a denial two ZRANGEBYSCORE, and of a waiter HSET and PEXPIRE now and then. An end: HMGET, TIME, ZREM, ZINCRBY (for the
 -- last lease, one DEL and ZREM; with a cooldown, ZRANGEBYSCORE and ZADD). All O(log n), except `evict`: O(n).
 
 local NEVER = 9007199254740991
 -- How many leases a denial examines, and how many owners it returns at most.
 local LOOKS, MOST_OWNERS = 32, 8
--- For how long a waiter is known without another request, and how many are.
-local WAITS, MOST_WAITERS = 300000, 64
+-- For how long a waiter is known at most without another request, and how many are.
+local MOST_LIFE, MOST_WAITERS = 2 * SECOND, 64
 
 -- Any number of leases may begin in any time.
 born = max(born, lost_by)
@@ -168,10 +170,11 @@ end
 
 -- The waiters that are known, and whether any were written.
 local function waiters()
-    local known, text = {}, call("HGET", limit_key, "w:" .. hash) or ""
-    for owner, priority, asked, since, till in string.gmatch(text, "(%d+) (%-?%d+) (%d+) (%d+) (%d+)") do
+    local known, text = {}, call("HGET", KEYS[4], "w") or ""
+    for owner, priority, asked, since, till in string.gmatch(text, "(%d+) (%-?%d+) (%d+) (%-?%d+) (%d+)") do
         local waiter = { owner, tonumber(priority), asked, tonumber(since), tonumber(till) }
-        if waiter[5] > now then known[#known + 1] = waiter end
+        -- (The clock may have been set back.)
+        if waiter[5] > now and waiter[5] <= now + MOST_LIFE then known[#known + 1] = waiter end
     end
     return known, text ~= ""
 end
@@ -185,9 +188,10 @@ local function write_waiters(known)
     local texts = {}
     for i, waiter in ipairs(known) do texts[i] = format("%s %d %s %d %d", unpack(waiter)) end
     if #texts > 0 then
-        call("HSET", limit_key, "w:" .. hash, table.concat(texts, " "))
+        call("HSET", KEYS[4], "w", table.concat(texts, " "))
+        if not is_manual then call("PEXPIRE", KEYS[4], format("%d", 2 * quotient(MOST_LIFE, 1000))) end
     else
-        call("HDEL", limit_key, "w:" .. hash)
+        call("DEL", KEYS[4])
     end
 end
 
@@ -200,7 +204,7 @@ end
 
 -- Returns how many waiters come before this caller, and what notes whether it has started.
 local function stand_in_line(at)
-    local order, priority, asked, waited = unpack(arguments, at, at + 3)
+    local order, priority, asked, waited, life = unpack(arguments, at, at + 4)
     if not order or order == 0 then return 0, function() end end
     local known, is_written = waiters()
     local owner = format("%d", arguments[at - 5])
@@ -217,8 +221,8 @@ local function stand_in_line(at)
         if has_started then
             if i then table.remove(known, i) end
             if i or is_written and #known == 0 then write_waiters(known) end
-        elseif order == 2 and own[5] - now < WAITS / 2 and (i or #known < MOST_WAITERS) then
-            own[5] = now + WAITS
+        elseif order == 2 and own[5] - now < quotient(life, 2) and (i or #known < MOST_WAITERS) then
+            own[5] = now + min(life, MOST_LIFE)
             if not i then known[#known + 1] = own end
             write_waiters(known)
         end

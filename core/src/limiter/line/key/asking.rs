@@ -2,7 +2,7 @@
 
 use super::pausing::{ASKS_APART, LOOK_SOONER};
 use super::queue::Wanted;
-use super::{KeyLine, Out, Pass, Told};
+use super::{KeyLine, Out, Pass};
 use crate::algorithm::heads;
 use crate::decision::LOOK_AGAIN;
 use crate::error::{Error, Result};
@@ -16,6 +16,9 @@ pub(in crate::limiter) const HORIZON: Tick = 100_000;
 
 /// The same where a server has to be asked, if units are returned to it.
 const HORIZON_ON_A_SERVER: Tick = 250_000;
+
+/// How long a server knows a waiter that does not ask again, in ticks, with few keys: more than twice the longest pause.
+const LIFE: Tick = 300_000;
 
 impl KeyLine {
     /// Returns whether the next place may be at any distance: it is the line's only one, and no other line has to know of
@@ -72,7 +75,8 @@ impl KeyLine {
             let first = &self.waiters[&rank];
             let (wanted, deadline, share) = (first.wanted.clone(), first.deadline, first.share);
             let in_turn = first.is_hurried() && !is_shared;
-            let asker = Asker { priority: rank.0, since: first.since, waited: now.saturating_sub(first.since) };
+            let (waited, life) = (now.saturating_sub(first.since), pass.among_keys(LIFE));
+            let asker = Asker { priority: rank.0, since: first.since, waited, life };
             let left = deadline.saturating_sub(now);
             let horizon = self.horizon(window, now.saturating_sub(first.since));
             let most = if self.has_any_distance(is_shared) || is_bounded { left } else { left.min(horizon) };
@@ -85,14 +89,16 @@ impl KeyLine {
                 as_place,
                 in_turn,
                 share,
-                waiter: (!is_shared).then_some(asker),
+                waiter: (!is_shared && !in_turn).then_some(asker),
                 ..Terms::NOW
             };
             match self.claim(pass, (rank, &wanted), terms, asked.take()) {
                 Ok(Claim::Started(permit)) => {
                     self.looks = 0;
                     // The server knows that.
-                    if self.told.take().is_some() {
+                    let told = self.told.len();
+                    self.told.retain(|told| told.asker.name() != asker.name());
+                    if self.told.len() < told {
                         self.turn = None;
                     }
                     self.admit(pass, &wanted, permit, out);
@@ -109,6 +115,9 @@ impl KeyLine {
                 }
                 Ok(Claim::Denied { after, is_certain }) => {
                     let after_ticks = patience_ticks(after);
+                    if terms.waiter.is_some() && pass.limiter.crew().is_some() && !pass.limiter.has_places() {
+                        self.note_told(pass, &wanted, asker);
+                    }
                     if deadline <= now || is_certain && after_ticks > left {
                         self.send_away(pass, rank, after, out);
                         continue;
@@ -118,7 +127,7 @@ impl KeyLine {
                     return;
                 }
                 Ok(Claim::Behind { ahead }) => {
-                    self.told = Some(Told { key: wanted.key(pass.key).into(), asker });
+                    self.note_told(pass, &wanted, asker);
                     if deadline <= now {
                         self.send_away(pass, rank, LOOK_AGAIN, out);
                         continue;

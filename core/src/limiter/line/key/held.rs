@@ -48,6 +48,7 @@ impl KeyLine {
         self.waiters.clear();
         self.taken.drain(..).for_each(|taken| taken.give_back(limiter));
         self.count(limiter);
+        self.told.clear();
     }
 
     /// Ends all waits with this error.
@@ -63,6 +64,8 @@ impl KeyLine {
             self.forget(rank);
             out.push((rank, Outcome::Failed(error.clone())));
         }
+        // (The store is closed.)
+        self.told.clear();
         self.count(pass.limiter);
     }
 

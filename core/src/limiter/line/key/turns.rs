@@ -441,7 +441,7 @@ impl TurnLine {
                 in_turn: true,
                 tag: heads::tag(first.priority, first.since),
                 share,
-                waiter: None,
+                ..Terms::NOW
             };
             match self.line.ask_alone(pass, |limiter| limiter.claim(key, weight, terms))? {
                 Claim::Place { place, after } => {
