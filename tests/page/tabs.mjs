@@ -111,15 +111,15 @@ export class Tabs {
     return context;
   }
 
-  async page(context) {
+  async page(context, url = this.url) {
     const page = await context.newPage();
     page.setDefaultTimeout(PATIENCE);
-    await this.load(page);
+    await this.load(page, url);
     return page;
   }
 
-  async load(page) {
-    await page.goto(this.url);
+  async load(page, url = this.url) {
+    await page.goto(url);
     await page.waitForFunction("window.ready");
   }
 

@@ -309,7 +309,7 @@ export class Leader {
   /** Writes all changes, and tells what was decided. (1) */
   async #write(): Promise<void> {
     const [untold, asked] = [this.#untold, performance.now()];
-    if (this.#kept.changes === 0) return;
+    if (this.#kept.changes === 0) return this.#kept.trim();
     this.#untold = [];
     try {
       await this.#kept.write();
