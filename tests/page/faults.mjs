@@ -138,24 +138,36 @@ test("a tab that asks nothing hears nothing of other tabs' calls", async (t, tab
   );
 });
 
-test("waiters keep their order, also among tabs and leaders", async (t, tabs) => {
-  const order = await tabs.run(t, async () => {
-    const stores = await Promise.all(Array.from({ length: 3 }, () => web.open("indexeddb:order")));
-    const limiters = stores.map((store) => store.limiter("order", "1 concurrent"));
-    const first = await limiters[0].acquire();
-    const [order, waiting] = [[], []];
-    for (let i = 0; i < 9; i++) {
-      const ran = async (permit) => void (order.push(i), await permit.complete());
-      waiting.push(limiters[(7 * i) % 3].acquire().then(ran));
-      await limiters[(7 * i) % 3].peek();
-    }
-    await change("order");
-    await first.complete();
-    await Promise.all(waiting);
-    return order;
+for (const how of ["in time", "late"]) {
+  test(`waiters keep their order, also among tabs and leaders, if they hear of their starts ${how}`, async (t, tabs) => {
+    const order = await tabs.run(
+      t,
+      async (how) => {
+        const clock = new web.ManualClock();
+        const stores = await Promise.all(Array.from({ length: 3 }, () => web.open("indexeddb:order", { clock })));
+        const limiters = stores.map((store) => store.limiter("order", "1 concurrent"));
+        const first = await limiters[0].acquire();
+        const { postMessage } = BroadcastChannel.prototype;
+        BroadcastChannel.prototype.postMessage = function (message) {
+          postMessage.call(this, message);
+          if (message.kind === "answer" && message.start && how === "late") queueMicrotask(() => clock.advance(5_000));
+        };
+        const [order, waiting] = [[], []];
+        for (let i = 0; i < 9; i++) {
+          const ran = async (permit) => void (order.push(i), await permit.complete());
+          waiting.push(limiters[(7 * i) % 3].acquire().then(ran));
+          await limiters[(7 * i) % 3].peek();
+        }
+        await change("order");
+        await first.complete();
+        await Promise.all(waiting);
+        return order;
+      },
+      how,
+    );
+    assert.deepEqual(order, [0, 1, 2, 3, 4, 5, 6, 7, 8]);
   });
-  assert.deepEqual(order, [0, 1, 2, 3, 4, 5, 6, 7, 8]);
-});
+}
 
 test("starts of two leaders have different numbers", async (t, tabs) => {
   const seen = await tabs.run(t, async () => {

@@ -68,9 +68,46 @@ const change = async (name) => {
 };
 // A worker that leads a store and is about to hang.
 const hanging = (...data) => new Promise((leads) => { const hangs = worker("/hanging.js", ...data); hangs.onmessage = () => leads(hangs); });
+// Two limiters of two stores with clocks. While the second store is frozen, it hears nothing, and sends nothing of its own accord.
+const freezing = async (name, policy) => {
+  const clocks = [1, 2].map(() => new web.ManualClock());
+  const open = async (clock) => (await web.open("indexeddb:" + name, { clock })).limiter(name, policy);
+  const first = await open(clocks[0]);
+  await first.peek();
+  const { set } = Object.getOwnPropertyDescriptor(BroadcastChannel.prototype, "onmessage");
+  let kept = null;
+  Object.defineProperty(BroadcastChannel.prototype, "onmessage", {
+    configurable: true,
+    set(hears) {
+      set.call(this, (event) => (kept ? kept.push({ ...event.data, hear: () => hears(event) }) : hears(event)));
+    },
+  });
+  const second = await open(clocks[1]);
+  Object.defineProperty(BroadcastChannel.prototype, "onmessage", { configurable: true, set });
+  const { setTimeout: usual } = window;
+  const pause = () => new Promise((resolve) => usual(resolve, 5));
+  const advance = (ms) => clocks.forEach((clock) => clock.advance(ms));
+  const freeze = () => {
+    window.setTimeout = () => 0;
+    kept = [];
+  };
+  // Until so many answers wait for it.
+  const answers = async (count) => {
+    while (kept.filter(({ kind }) => kind === "answer").length < count) await pause();
+  };
+  // Its timers come first.
+  const thaw = (due = () => {}) => {
+    window.setTimeout = usual;
+    due();
+    const late = kept;
+    kept = null;
+    for (const { hear } of late) hear();
+  };
+  return { first, second, pause, advance, freeze, answers, thaw };
+};
 const database = (name) => new Promise((opened) => { const request = indexedDB.open("workglow-limit " + name); request.onsuccess = () => opened(request.result); });
 const result = (request) => new Promise((done, failed) => { request.onsuccess = () => done(request.result); request.onerror = () => failed(request.error); });
-Object.assign(window, { web, cases, storm, worker, change, hanging, database, result, ready: true });</script>`,
+Object.assign(window, { web, cases, storm, worker, change, hanging, freezing, database, result, ready: true });</script>`,
 };
 
 export class Tabs {
@@ -111,15 +148,15 @@ export class Tabs {
     return context;
   }
 
-  async page(context) {
+  async page(context, url = this.url) {
     const page = await context.newPage();
     page.setDefaultTimeout(PATIENCE);
-    await this.load(page);
+    await this.load(page, url);
     return page;
   }
 
-  async load(page) {
-    await page.goto(this.url);
+  async load(page, url = this.url) {
+    await page.goto(url);
     await page.waitForFunction("window.ready");
   }
 

@@ -65,46 +65,101 @@ test("a start is not remembered when its client has heard that it was ended, or 
 
 test("a waiter that hears late of its start gives it back, and starts when there is room again", async (t, tabs) => {
   const seen = await tabs.run(t, async () => {
-    const clocks = [1, 2].map(() => new web.ManualClock());
-    const open = async (i) => (await web.open("indexeddb:thaws", { clock: clocks[i] })).limiter("thaws", "1/1s");
-    const pause = () => new Promise((resolve) => setTimeout(resolve, 5));
-    const first = await open(0);
+    const { first, second, pause, advance, freeze, answers, thaw } = await freezing("thaws", "1/5s");
     await first.acquire();
-    // While the second store is frozen, it hears nothing, and sends nothing of its own accord.
-    const { set } = Object.getOwnPropertyDescriptor(BroadcastChannel.prototype, "onmessage");
-    let kept = null;
-    Object.defineProperty(BroadcastChannel.prototype, "onmessage", {
-      configurable: true,
-      set(hears) {
-        set.call(this, (event) => (kept ? kept.push({ ...event.data, hear: () => hears(event) }) : hears(event)));
-      },
-    });
-    const second = await open(1);
-    Object.defineProperty(BroadcastChannel.prototype, "onmessage", { configurable: true, set });
     let started = 0;
     for (let i = 0; i < 3; i++) void second.acquire().then(() => started++);
     await second.peek();
-    const { setTimeout: usual } = window;
-    window.setTimeout = (call, ms) => (ms === 5 ? usual(call, ms) : 0);
-    kept = [];
+    freeze();
     for (let i = 1; i <= 3; i++) {
-      for (const clock of clocks) clock.advance(1_000);
-      while (kept.filter(({ kind }) => kind === "answer").length < i) await pause();
+      advance(5_000);
+      await answers(i);
     }
-    window.setTimeout = usual;
-    const late = kept;
-    kept = null;
-    for (const { hear } of late) hear();
+    thaw();
     const seen = [];
     for (let i = 1; i <= 3; i++) {
       while (started < i) await pause();
       await second.peek();
       seen.push(started);
-      for (const clock of clocks) clock.advance(1_000);
+      advance(5_000);
     }
     return seen;
   });
   assert.deepEqual(seen, [1, 2, 3]);
+});
+
+test("a waiter that hears late of its start does not wait in vain", async (t, tabs) => {
+  const isStarted = await tabs.run(t, async () => {
+    const { first, second, advance, freeze, answers, thaw } = await freezing("vain", "1/1h");
+    await first.acquire();
+    advance(3_590_000);
+    const waiting = second.acquire({ timeout: "30m" });
+    await second.peek();
+    freeze();
+    advance(20_000);
+    await answers(1);
+    advance(20_000);
+    thaw();
+    // Its own start, which it gives back, keeps the limit closed for longer than it waits.
+    return (await waiting) !== null;
+  });
+  assert.equal(isStarted, true);
+});
+
+for (const how of ["abort", "timeout"]) {
+  test(`whoever leaves before it hears late of its start leaves nothing behind: ${how}`, async (t, tabs) => {
+    const seen = await tabs.run(
+      t,
+      async (how) => {
+        const { setTimeout: real } = window;
+        // However busy this machine is.
+        const usual = (call, ms, ...given) => real(call, ms === 3_000 ? 1e9 : ms, ...given);
+        window.setTimeout = usual;
+        const { first, second, advance, freeze, answers, thaw } = await freezing("leaves", "10/1h");
+        await first.acquire({ weight: 10 });
+        const [leaving, timeout] = [new AbortController(), 7_200_000];
+        let leave = () => leaving.abort();
+        window.setTimeout = (call, ms, ...given) => {
+          if (ms !== timeout) return usual(call, ms, ...given);
+          leave = call;
+          return 0;
+        };
+        const options = how === "abort" ? { signal: leaving.signal } : { timeout };
+        const waiting = second.acquire({ weight: 10, ...options }).catch(({ name, retryAfter }) => [name, retryAfter > 0]);
+        await second.peek();
+        window.setTimeout = usual;
+        freeze();
+        advance(3_600_100);
+        await answers(1);
+        advance(3_600_100);
+        await first.tryAcquire({ weight: 5 });
+        thaw(() => leave());
+        const left = await waiting;
+        await second.peek();
+        return [left, (await first.tryAcquire()) !== null];
+      },
+      how,
+    );
+    assert.deepEqual(seen, [how === "abort" ? ["AbortError", false] : ["TimeoutError", true], true]);
+  });
+}
+
+test("starts that were ended are not remembered for ever, though the leader changes", async (t, tabs) => {
+  const lengths = await tabs.run(t, async () => {
+    const stores = [await web.open("indexeddb:names"), await web.open("indexeddb:names")];
+    const limiter = stores[1].limiter("names", "100000/1h");
+    for (let i = 0; i < 3; i++) {
+      const permits = await Promise.all(Array.from({ length: 100 }, () => limiter.tryAcquire()));
+      await Promise.all(permits.map((permit) => permit.cancel()));
+      await limiter.peek();
+      await change("names");
+      await limiter.peek();
+    }
+    for (let i = 0; i < 3; i++) await (await limiter.tryAcquire()).cancel();
+    const records = await result((await database("names")).transaction("holds").objectStore("holds").getAll());
+    return records.map(({ ended }) => ended.length);
+  });
+  assert.deepEqual(lengths, [1]);
 });
 
 for (const kind of ["call", "answer", "placed", "leads", "begins", "beat"]) {
@@ -122,11 +177,12 @@ for (const kind of ["call", "answer", "placed", "leads", "begins", "beat"]) {
           if (message.kind === kind && lost++ === 0) return;
           postMessage.call(this, message);
         };
-        const waiting = second.acquire();
+        // One of the two is not the leader.
+        const waiting = [first, second].map(async (limiter) => (await limiter.acquire()).complete());
         await second.peek();
         await held.complete();
         if (["leads", "begins"].includes(kind)) await navigator.locks.request("workglow-limit lead lost", { steal: true }, () => {});
-        await (await waiting).complete();
+        await Promise.all(waiting);
         return [lost > 0 || kind === "beat", (await first.peek()).remaining];
       },
       kind,

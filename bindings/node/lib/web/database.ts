@@ -66,7 +66,8 @@ export class Database {
 
   /** Opens a database, or makes it. `closed` is called when this handle has become useless. */
   static async open(name: string, closed = () => {}): Promise<Database> {
-    const database = await attempt<IDBDatabase>(`opening the database "${name}"`, (resolve, reject) => {
+    let hasFailed = false;
+    const opening = attempt<IDBDatabase>(`opening the database "${name}"`, (resolve, reject) => {
       if (globalThis.indexedDB == null) throw new Error("this page has no IndexedDB");
       const request = indexedDB.open(name, FORMAT);
       request.onupgradeneeded = () => {
@@ -74,7 +75,9 @@ export class Database {
         request.transaction?.objectStore("keys").createIndex(DUE, "until");
       };
       request.onsuccess = () => {
-        // Whoever deletes the database has to be able to, even if this one was opened too late.
+        // Nobody waits for it any more.
+        if (hasFailed) return request.result.close();
+        // Whoever deletes the database has to be able to.
         request.result.onversionchange = () => {
           request.result.close();
           closed();
@@ -84,7 +87,12 @@ export class Database {
       };
       request.onerror = () => reject(request.error);
     });
-    return new Database(database);
+    return new Database(
+      await opening.catch((error) => {
+        hasFailed = true;
+        throw error;
+      }),
+    );
   }
 
   /** Begins an epoch, unless `isOver`. `isAlive`: tells whether a client may still live. */

@@ -209,12 +209,12 @@ export class Kept {
       this.#clears = new Set([...clears, ...this.#clears]);
       throw error;
     }
-    // What is in memory and in the database is the same.
-    if (this.changes === 0 && (this.#loaded.size > this.#most || this.#bytes > BYTES)) this.#drop();
+    this.trim();
   }
 
-  /** Lets keys leave memory. (5) */
-  #drop(): void {
+  /** Lets keys leave memory, if there are too many: when what is in memory and in the database is the same. (5) */
+  trim(): void {
+    if (this.changes > 0 || (this.#loaded.size <= this.#most && this.#bytes <= BYTES)) return;
     for (const id of this.#loaded) {
       const [name, key] = JSON.parse(id) as [string, string];
       // (With "", there are the gates of all keys.)

@@ -207,10 +207,21 @@ export class Leader {
       load();
     } catch (error) {
       if (error instanceof NotLeading) throw error;
-      for (const asked of batch) this.#refuse(asked, error);
+      for (const asked of batch) {
+        this.#learn(asked);
+        this.#refuse(asked, error);
+      }
       return;
     }
-    for (const asked of batch) this.#do(asked);
+    for (const asked of batch) {
+      this.#learn(asked);
+      this.#do(asked);
+    }
+  }
+
+  /** Hears which starts a client ends no more. (In the order of its calls: an end that was sent twice came before.) (4) */
+  #learn({ client, known }: Asked): void {
+    for (const start of known) this.#clients.get(client)?.ended.delete(start);
   }
 
   #refuse({ refuse }: Asked, error: unknown): void {
@@ -243,7 +254,6 @@ export class Leader {
     let { call } = asked;
     // It has died.
     if (client === undefined && asked.id !== 0) return;
-    for (const start of asked.known) client?.ended.delete(start);
     // The start went with its database.
     if (call.op === "end" && call.start.database !== this.id.database) return asked.answer(null);
     // (4) It is only completed, which has no effect then.
@@ -309,7 +319,7 @@ export class Leader {
   /** Writes all changes, and tells what was decided. (1) */
   async #write(): Promise<void> {
     const [untold, asked] = [this.#untold, performance.now()];
-    if (this.#kept.changes === 0) return;
+    if (this.#kept.changes === 0) return this.#kept.trim();
     this.#untold = [];
     try {
       await this.#kept.write();

@@ -10,12 +10,13 @@
 // 4. *Lost messages stop nobody.* Now and then a client tells the leader which calls it has open for long, and sends those again that the
 //    leader does not know. One that is answered after all is not known any more, but its answer comes first.
 // 5. *Nobody starts long after it was decided.* A waiter that hears late of its start, as its tab was frozen, gives it back and keeps its
-//    place; but only once, so that a slow machine gets on.
+//    place: it waits again before its units are free. But only once, so that a slow machine gets on.
 
 import { Channels, inletOf, lockOf } from "./channels.js";
 import { type Clock, type Epoch, HeardTime } from "./clock.js";
 import { Database } from "./database.js";
 import type { Answer, Call, Start } from "./decider.js";
+import { Ended } from "./ended.js";
 import { type Decided, type Engine, How } from "./engine.js";
 import { type LimitError, StoreClosed, StoreError, TimeoutError, errorOf } from "./errors.js";
 import { Leader, idOf, startOf } from "./leader.js";
@@ -38,13 +39,15 @@ const BEGINNING = 30_000;
 const ASKING = 8;
 const ASKED = 1_000;
 /** From how many µs on an answer is late. (5) */
-const LATE = 250e3;
+const LATE = 1e6;
 
 interface Open {
   readonly call: Call;
   readonly resolve: (answer: Answer) => void;
   readonly reject: (error: unknown) => void;
   order?: number;
+  /** The number of the message with which it was sent last. */
+  sent?: number;
   /** The answer was late once. */
   isAgain?: boolean;
   /** It is not asked again: it has left, when it had perhaps started. */
@@ -59,9 +62,11 @@ export class Shared implements Desk {
   readonly #me = crypto.randomUUID();
   readonly #channels: Channels;
   readonly #open = new Map<number, Open>();
-  /** The calls whose starts hold units, by start; and the other starts that were ended, of which the leader is to be told. */
+  /** The calls whose starts hold units, by start. */
   readonly #holds = new Map<string, number>();
-  #ended: string[] = [];
+  /** The other starts that were ended. */
+  readonly #ended = new Ended();
+  #sent = 0;
   /** What this client has declared. */
   readonly #declared = new Map<string, string>();
   readonly #closing = new AbortController();
@@ -161,8 +166,10 @@ export class Shared implements Desk {
     this.#channels.toLeader(message);
   }
 
-  #send(to: Epoch, id: number, { call, order }: Open): void {
-    this.#post({ kind: "call", to, from: this.#me, id, call, order, known: this.#ended.splice(0) });
+  #send(to: Epoch, id: number, open: Open): void {
+    const { call, order } = open;
+    open.sent = ++this.#sent;
+    this.#post({ kind: "call", to, from: this.#me, id, call, order, known: this.#ended.tell(open.sent) });
   }
 
   /** Beats while calls are open. (A leader has its own timers.) */
@@ -207,15 +214,29 @@ export class Shared implements Desk {
     const { answer = null, start, error, by, time } = message;
     if (open === undefined) return start && answer ? this.#decline(message.id, start, answer) : undefined;
     const isLate = (this.#heard.now(by.database)?.us ?? 0) - time > LATE;
-    if (open.call.op === "wait" && start && answer && isLate && !open.isAgain && !open.hasLeft) {
-      this.#decline(message.id, start, answer);
-      return this.#add({ ...open, isAgain: true });
+    const { call } = open;
+    if (call.op === "wait" && start && answer && isLate && !open.isAgain && !open.hasLeft) {
+      this.#waitAgain(open, call);
+      return this.#decline(message.id, start, answer);
     }
     if (error !== undefined) {
       return open.reject(error.retryAfter === undefined ? errorOf(error) : new TimeoutError(error.message, error.retryAfter));
     }
-    this.#took(message.id, open.call, answer);
+    if (call.op === "end" && call.start.database === by.database && isRemembered(call)) this.#ended.written(open.sent ?? 0);
+    this.#took(message.id, call, answer);
     open.resolve(answer);
+  }
+
+  /** Waits in the same place, before the units of the late start are free. (5) */
+  #waitAgain(open: Open, call: Call & { op: "wait" }): void {
+    // (They are not free yet, so the leader would refuse to wait for them in vain. Its caller knows how long it waits.)
+    this.#add({ ...open, call: { ...call, patience: null }, isAgain: true });
+    // Whoever leaves meanwhile leaves this place.
+    for (const [id, leaving] of this.#open) {
+      if (leaving.call.op !== "leave" || leaving.call.waiter !== call.waiter) continue;
+      this.#open.delete(id);
+      return this.#add(leaving);
+    }
   }
 
   /** Hears of a leader, and asks it what is open. (3) */
@@ -234,6 +255,7 @@ export class Shared implements Desk {
     }
     this.#known = by;
     this.#before = 0;
+    this.#ended.tellAgain();
     for (const [id, { hasLeft }] of this.#open) if (hasLeft) this.#open.delete(id);
     const mine = new Set(this.#holds.values());
     for (const held of holds?.get(this.#me) ?? []) {
@@ -254,7 +276,10 @@ export class Shared implements Desk {
 
   /** Notes what an answered call changes here. */
   #took(id: number, call: Call, answer: Answer): void {
-    if (call.op === "end" && !this.#holds.delete(idOf(call.start)) && call.how !== How.completed) this.#ended.push(idOf(call.start));
+    if (call.op === "end") {
+      this.#holds.delete(idOf(call.start));
+      if (isRemembered(call)) this.#ended.add(idOf(call.start));
+    }
     const start = startOf(call, answer);
     if (start !== null && answer?.holds) this.#holds.set(idOf(start), id);
     if (call.op !== "leave") return;
@@ -413,4 +438,6 @@ interface Stint {
 }
 
 const databaseOf = (name: string): string => `workglow-limit ${name}`;
+/** Whether a leader writes that this start was ended. (`Leader` 4) */
+const isRemembered = ({ how, hold }: Call & { op: "end" }): boolean => how !== How.completed && hold === undefined;
 const isSame = (a: Epoch, b: Epoch): boolean => a.database === b.database && a.number === b.number;
