@@ -28,9 +28,10 @@
 --                                     wait, and starts only if it comes before all who do; 2, it is a waiter, who asked at
 --                                     this time, has waited so long, and asks again within half of `life`
 -- start lease OWNER                   the same for one unit, whether there is capacity or not
---     -> {0, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; after
---        a denial slot is the number of waiters that come first, and fence 1 if units are free; live and gate are after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a
---        denial for lack of capacity, some other owners of the site that hold leases: number, process and when it began
+--     -> {0, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; after a
+--        denial slot is the number of waiters that come first, and fence 1 if units are free; live and gate are after it;
+--        soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a denial for lack
+--        of capacity, some other owners of the site that hold leases: number, process and when it began
 -- view weight OWNER turn              -> {0, now, live, gate, soonest, others…}; writes nothing
 -- complete slot fence OWNER ran       -> {0, now, was_held}; also for leases recorded by `start`; ran 0: for cancel, so the
 --                                        units are free at once
@@ -111,10 +112,12 @@ DECLARE
     own record;
 BEGIN
     SELECT since, till INTO own FROM workglow_limit.waiters w
-    WHERE arguments[1] = 2 AND w.limit_id = of_limit AND w.hash = k AND w.owner = mine AND w.priority = arguments[2] AND w.asked = arguments[3];
+    WHERE arguments[1] = 2 AND w.limit_id = of_limit AND w.hash = k
+        AND w.owner = mine AND w.priority = arguments[2] AND w.asked = arguments[3];
     SELECT
         -- (The clock may have been set back.)
-        count(*) FILTER (WHERE w.till > now AND w.till <= now + 2000000 AND (w.owner, w.asked, w.priority) <> (mine, arguments[3], arguments[2])
+        count(*) FILTER (WHERE w.till > now AND w.till <= now + 2000000
+            AND (w.owner, w.asked, w.priority) <> (mine, arguments[3], arguments[2])
             AND (w.priority, w.since) < (arguments[2], coalesce(own.since, now - arguments[4]))),
         count(*) > 0
     INTO ahead, is_written FROM workglow_limit.waiters w WHERE w.limit_id = of_limit AND w.hash = k;

@@ -42,8 +42,9 @@
 --                                     wait, and starts only if it comes before all who do; 2, it is a waiter, who asked at
 --                                     this time, has waited so long, and asks again within half of `life`
 -- start lease OWNER                   the same for one unit, whether there is capacity or not
---     -> {clock, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; after
---        a denial slot is the number of waiters that come first, and fence 1 if units are free; live and gate are after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a
+--     -> {clock, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below;
+--        after a denial slot is the number of waiters that come first, and fence 1 if units are free; live and gate are
+--        after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a
 --        denial for lack of capacity, some other owners of the site that hold leases: number, process and when it began
 -- view weight OWNER turn              -> {clock, now, live, gate, soonest, others…}; writes nothing
 -- complete slot fence OWNER ran       -> {clock, now, was_held}; also for leases recorded by `start`; ran 0: for cancel, so the
@@ -58,7 +59,8 @@
 -- pause delay -> {clock, now, gate}; clear -> {0, now}
 --
 -- Commands: HMGET, TIME, ZRANGEBYSCORE. In addition, an admission needs HINCRBY and ZADD (sometimes PEXPIRE and `list`, and
--- ZREMRANGEBYSCORE if leases have expired), and a denial two ZRANGEBYSCORE, and of a waiter HSET and PEXPIRE now and then. An end: HMGET, TIME, ZREM, ZINCRBY (for the
+-- ZREMRANGEBYSCORE if leases have expired), and a denial two ZRANGEBYSCORE, and of a waiter HSET and PEXPIRE now and then. An end:
+-- HMGET, TIME, ZREM, ZINCRBY (for the
 -- last lease, one DEL and ZREM; with a cooldown, ZRANGEBYSCORE and ZADD). All O(log n), except `evict`: O(n).
 
 local NEVER = 9007199254740991
