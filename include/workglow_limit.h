@@ -1498,7 +1498,9 @@ int wgl_store_line(const wgl_store *store,
 // Writes the process at an index, from 0 on, of those that have units of a limit of concurrent starts. There are none for
 // other limits: nobody has their units, which are free again when time has passed.
 //
-// Returns WGL_NONE if there is no such process. Fails with WGL_INVALID_ARGUMENT only.
+// Returns WGL_NONE if there is no such process.
+//
+// Fails with WGL_INVALID_ARGUMENT only.
 int wgl_line_snapshot_holder(const wgl_line_snapshot *line,
                              size_t index,
                              wgl_holder_snapshot *holder);
@@ -1507,14 +1509,18 @@ int wgl_line_snapshot_holder(const wgl_line_snapshot *line,
 // all of its threads. Those that are passed are last. Of a memory: store only those of shared limits are shown: no other
 // process waits for the others.
 //
-// Returns WGL_NONE if there is no such line. Fails with WGL_INVALID_ARGUMENT only.
+// Returns WGL_NONE if there is no such line.
+//
+// Fails with WGL_INVALID_ARGUMENT only.
 int wgl_line_snapshot_head(const wgl_line_snapshot *line,
                            size_t index,
                            wgl_head_snapshot *head);
 
 // Writes the process at an index, from 0 on, of those whose callers wait for the limit, for all its keys together.
 //
-// Returns WGL_NONE if there is no such process. Fails with WGL_INVALID_ARGUMENT only.
+// Returns WGL_NONE if there is no such process.
+//
+// Fails with WGL_INVALID_ARGUMENT only.
 int wgl_line_snapshot_waiting(const wgl_line_snapshot *line,
                               size_t index,
                               wgl_waiting_snapshot *waiting);

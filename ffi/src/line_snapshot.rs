@@ -184,7 +184,9 @@ fn shown(seen: &workglow_limit::observe::LineSnapshot) -> wgl_line_snapshot {
 /// Writes the process at an index, from 0 on, of those that have units of a limit of concurrent starts. There are none for
 /// other limits: nobody has their units, which are free again when time has passed.
 ///
-/// Returns WGL_NONE if there is no such process. Fails with WGL_INVALID_ARGUMENT only.
+/// Returns WGL_NONE if there is no such process.
+///
+/// Fails with WGL_INVALID_ARGUMENT only.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_line_snapshot_holder(
     line: Option<&wgl_line_snapshot>,
@@ -199,7 +201,9 @@ pub unsafe extern "C" fn wgl_line_snapshot_holder(
 /// all of its threads. Those that are passed are last. Of a memory: store only those of shared limits are shown: no other
 /// process waits for the others.
 ///
-/// Returns WGL_NONE if there is no such line. Fails with WGL_INVALID_ARGUMENT only.
+/// Returns WGL_NONE if there is no such line.
+///
+/// Fails with WGL_INVALID_ARGUMENT only.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_line_snapshot_head(
     line: Option<&wgl_line_snapshot>,
@@ -212,7 +216,9 @@ pub unsafe extern "C" fn wgl_line_snapshot_head(
 
 /// Writes the process at an index, from 0 on, of those whose callers wait for the limit, for all its keys together.
 ///
-/// Returns WGL_NONE if there is no such process. Fails with WGL_INVALID_ARGUMENT only.
+/// Returns WGL_NONE if there is no such process.
+///
+/// Fails with WGL_INVALID_ARGUMENT only.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn wgl_line_snapshot_waiting(
     line: Option<&wgl_line_snapshot>,

@@ -12,7 +12,7 @@ test("tenants beside a whale have starts by their shares, over three processes",
   assert.deepEqual([result.completed, result.ran, result.ranOnce], Array(3).fill(result.total));
   for (const [key, share] of Object.entries(SHARES)) {
     const due = share / 7;
-    assert.ok(Math.abs(result.parts[key] - due) < 0.06, `${key} has ${result.parts[key]} of ${result.counted} starts instead of ${due}`);
+    assert.ok(Math.abs(result.parts[key] - due) < 0.1, `${key} has ${result.parts[key]} of ${result.counted} starts instead of ${due}`);
     // The whale has 60 jobs, and may have one of seven starts.
     assert.ok(result.first[key].others <= 2 * limit, `${result.first[key].others} starts before the first of ${key}`);
   }

@@ -17,7 +17,11 @@ pub(super) const ASKS_APART: Tick = 16_000;
 /// The longest interval at which an event loop looks whether it has the turn, in ticks.
 const LEAST_OFTEN: Tick = 16_000;
 
-/// How often that is doubled where a server has to be asked, for who is further behind.
+/// The shortest one, and that at which a server is asked.
+const LOOKS_OFTEN: Tick = 500;
+const ASKS_OFTEN: Tick = 2_000;
+
+/// How often the longest one is doubled where a server has to be asked, for who is further behind.
 const MOST_DOUBLINGS: usize = 2;
 
 impl KeyLine {
@@ -33,16 +37,17 @@ impl KeyLine {
             }
             // (Tenants pass the turn with each start.)
             let is_for_long = has_places && (!is_shared || turn.not_before() > 0);
-            let is_called = pass.has_bell && pass.limiter.crew().is_none();
-            if is_called || is_for_long || turn.idle().is_some() {
+            let is_on_server = pass.limiter.crew().is_some();
+            if pass.has_bell && !is_on_server || is_for_long || turn.idle().is_some() {
                 return pass.among_keys(turn.look_in());
             }
-            // Nobody calls an event loop, or what waits for a server. The first two look often, for they are next: a sixteenth of the time that it has
-            // taken so far. (Of tenants' lines, only the first here gets so far.)
+            // Nobody calls an event loop, or what waits for a server. The first two look often, for they are next: a
+            // sixteenth of the time that it has taken so far. (Of tenants' lines, only the first here gets so far.)
+            let (least, doublings) = if is_on_server { (ASKS_OFTEN, MOST_DOUBLINGS) } else { (LOOKS_OFTEN, 0) };
             let most = if turn.ahead > 1 && !is_shared {
-                LEAST_OFTEN << pass.limiter.crew().map_or(0, |_| (turn.ahead - 1).min(MOST_DOUBLINGS))
+                LEAST_OFTEN << (turn.ahead - 1).min(doublings)
             } else {
-                ((pass.now() - since) / 16).clamp(500, LEAST_OFTEN)
+                ((pass.now() - since) / 16).clamp(least, LEAST_OFTEN)
             };
             return pass.among_keys(jitter(most / 2, most));
         }
