@@ -108,69 +108,6 @@ fn no_slot_ever_holds_the_same_word_twice() {
     }
 }
 
-/// Places start as soon as those that they wait for let them, among starts that are taken back. (`PLANT="unknown is free"`.)
-#[test]
-fn places_that_are_ready_sooner_keep_the_limit() {
-    let mut sooner = 0;
-    for seed in 1..=2_000 {
-        let mut random = Random::seeded(seed);
-        let limit = 1 + random.below(4);
-        let windows = [Window { limit, length: W }];
-        let (mut cells, mut other) = (Cells::new(16), Cells::new(16));
-        let mut tick = 10 * W;
-        let mut places: Vec<(StartId, Tick)> = Vec::new();
-        let mut starts: Vec<(u64, Tick, u64)> = Vec::new();
-        for _ in 0..200 {
-            tick += random.below(4);
-            let now = Now { floor: tick, ceil: tick };
-            let weight = 1 + random.below(limit);
-            let ask = Ask::now(&windows, weight, 0);
-            match random.below(12) {
-                0 => {
-                    let taken = cells.log().claim(&ask, || now).unwrap().taken;
-                    starts.extend(taken.map(|taken| (taken.ticket, tick, weight)));
-                }
-                1..4 => {
-                    let ask = Ask { reserve: true, patience: 9 * W, grace: random.below(W), ..ask };
-                    let answer = cells.log().claim(&ask, || now).unwrap();
-                    let id = |taken: Taken| StartId { ticket: taken.ticket, stamp: taken.stamp, weight };
-                    places.extend(answer.taken.map(|taken| (id(taken), answer.ready)));
-                }
-                4..11 => {
-                    for (place, ready) in &mut places {
-                        let ask = Ask::now(&windows, place.weight, 0);
-                        if let Some(now) = cells.log().ready_of(*place, &ask).unwrap().filter(|now| now < ready) {
-                            (sooner, *ready) = (sooner + 1, now);
-                        }
-                    }
-                    places.retain(|(place, ready)| {
-                        let is_open = (*ready..=place.stamp).contains(&tick);
-                        if is_open && cells.log().present(*place, W, now).unwrap().is_some() {
-                            starts.push((place.ticket, tick, place.weight));
-                        }
-                        tick < *ready
-                    });
-                }
-                _ if random.below(3) == 0 => {
-                    // (Of a start that is forgotten in part, the rest stays.)
-                    let gone = random.below(4);
-                    other
-                        .take_over(&cells, now, |all| all.retain(|start| start.id == u64::MAX || start.id % 4 != gone));
-                    starts.retain(|(id, ..)| id % 4 != gone);
-                    std::mem::swap(&mut cells, &mut other);
-                }
-                _ => {}
-            }
-        }
-        for &(_, from, _) in &starts {
-            let held: u64 =
-                starts.iter().filter(|start| (from..from + W).contains(&start.1)).map(|start| start.2).sum();
-            assert!(held <= limit, "seed {seed}: {held} of {limit} in a window: {starts:?}");
-        }
-    }
-    assert!(sooner > 10_000, "{sooner}");
-}
-
 /// A place starts early. Many lives later its slot holds a place that would have the former word of the first one.
 /// (`PLANT="forgotten peak"`.)
 #[test]

@@ -241,58 +241,6 @@ fn places_lie_in_the_future_and_count_there() {
     assert_eq!(key.view(1).remaining, 0);
 }
 
-/// Places start as soon as those that they wait for let them. (A slice is a tick here.)
-#[test]
-fn places_that_are_ready_sooner_keep_the_limit() {
-    const LENGTH: Tick = 8 * MS;
-    let (mut sooner, mut taken) = (0, 0);
-    for seed in 1..=30 {
-        let mut random = Random::seeded(seed);
-        let key = Key::new(5_000, LENGTH);
-        let windows = [key.window];
-        let mut places: Vec<(StartId, Tick)> = Vec::new();
-        let mut starts: Vec<(Tick, u64)> = Vec::new();
-        for _ in 0..300 {
-            key.advance(random.below(600));
-            let now = key.now.get();
-            let weight = 500 + random.below(2_500);
-            match random.below(8) {
-                0 => starts.extend(key.claim(weight).taken.map(|_| (now, weight))),
-                1..3 => {
-                    let grace = random.below(LENGTH / 2);
-                    let answer =
-                        key.claim_with(|ask| (ask.reserve, ask.patience, ask.grace) = (true, LENGTH, grace), weight);
-                    let id = |taken: Taken| StartId { ticket: taken.ticket, stamp: taken.stamp, weight };
-                    places.extend(answer.taken.map(|taken| (id(taken), answer.ready)));
-                }
-                _ => {
-                    for (place, ready) in &mut places {
-                        let seen = key.log().ready_of(*place, &key.ask(&windows, place.weight), || key.clock());
-                        if let Some(now) = seen.unwrap().filter(|now| now < ready) {
-                            (sooner, *ready) = (sooner + 1, now);
-                        }
-                    }
-                    places.retain(|(place, ready)| {
-                        if (*ready..=place.stamp).contains(&now)
-                            && key.log().present(*place, LENGTH, key.clock()).unwrap().is_some()
-                        {
-                            starts.push((now, place.weight));
-                            taken += 1;
-                        }
-                        now < *ready
-                    });
-                }
-            }
-        }
-        for &(from, _) in &starts {
-            let held: u64 =
-                starts.iter().filter(|start| (from..from + LENGTH).contains(&start.0)).map(|start| start.1).sum();
-            assert!(held <= 5_000, "seed {seed}: {held} in a window: {starts:?}");
-        }
-    }
-    assert!(sooner > 100 && taken > 100, "{sooner} of {taken}");
-}
-
 #[test]
 fn a_place_after_a_pause_longer_than_the_ring() {
     let key = Key::new(5_000, S);

@@ -30,7 +30,6 @@ mod others;
 mod places;
 mod policies;
 mod pools;
-mod queued;
 mod reference;
 mod remembering;
 mod slowest;
