@@ -99,7 +99,7 @@ impl KeyLine {
                     let told = self.told.len();
                     self.told.retain(|told| told.asker.name() != asker.name());
                     if self.told.len() < told {
-                        self.turn = None;
+                        (self.turn, self.behind) = (None, (0, 0));
                     }
                     self.admit(pass, &wanted, permit, out);
                 }
@@ -130,8 +130,9 @@ impl KeyLine {
                         self.send_away(pass, rank, LOOK_AGAIN, out);
                         continue;
                     }
-                    let since = self.turn.filter(|(turn, _)| turn.ahead == ahead).map_or(now, |(_, since)| since);
-                    self.turn = Some((LineTurn::behind(ahead), since));
+                    let (before, since) = self.behind;
+                    let since = if before == ahead + 1 { since } else { now };
+                    (self.behind, self.turn) = ((ahead + 1, since), Some((LineTurn::behind(ahead), since)));
                     self.ask_at = now.saturating_add(self.pause(pass, 0, false, horizon));
                     return;
                 }
