@@ -15,6 +15,8 @@ const CALLS: u64 = 800;
 
 // All calls are admitted, except by `SHUT`, which admits the first one only.
 const OPEN: &str = "4096/1m";
+/// The same, with a key that has used a part of it: its ring has not grown to its largest size.
+const PART: &str = "4095/1m";
 const SHUT: &str = "1/1d";
 /// Its starts are not in the ledger, so no thread writes the ledger during the measurement.
 const SHORT: &str = "4096/2s";
@@ -34,6 +36,7 @@ const CASES: &[Case] = &[
     ("attempt", "memory", "deny", SHUT, NO_KEY),
     ("attempt", "memory", "admit key", OPEN, KEY),
     ("attempt", "memory", "deny key", SHUT, KEY),
+    ("attempt", "memory", "admit part key", PART, KEY),
     ("attempt", "memory", "bucket", BUCKET, NO_KEY),
     ("attempt", "memory", "counted", COUNTED, NO_KEY),
     ("attempt", "memory", "fixed", FIXED, NO_KEY),
@@ -114,6 +117,13 @@ fn main() {
 /// A used limiter of a new store.
 fn warm(url: &str, policy: &str, key: &str) -> Arc<dyn Limiter> {
     let limiter = Store::new(url).unwrap().limiter("limit", policy).unwrap();
+    let weight = [(OPEN, 4_096), (SHORT, 4_096), (PART, 2_000)].iter().find(|of| of.0 == policy).map_or(0, |of| of.1);
+    if weight > 0
+        && let Attempt::Admitted(permit) = limiter.attempt(key, weight).unwrap()
+    {
+        // The key keeps the ring that it needed for this.
+        limiter.cancel(&permit).unwrap();
+    }
     for _ in 0..CALLS {
         if let Attempt::Admitted(permit) = limiter.attempt(key, 1).unwrap() {
             limiter.complete(&permit).unwrap();

@@ -182,6 +182,10 @@ impl Timed {
                     own,
                     logged,
                     ring,
+                    // Its ring is whole from the beginning.
+                    whole: ring.len() as u64,
+                    largest: self.policy.largest(),
+                    left_out: [peak; 2],
                     origins,
                     peak,
                     life,
@@ -303,13 +307,13 @@ impl Timed {
         let mut former = self.former();
         if policy != self.policy {
             let frame = |window, is_smooth| frame(at.phase, window, is_smooth);
-            if carry_over(&self.policy, &policy, frame, &mut history, at.now) {
+            if carry_over((&self.policy, None), &policy, frame, &mut history, at.now) {
                 former = Some(self.policy);
             }
         }
         edit(&policy, &mut history);
         if !policy.windows().is_empty() {
-            history.pad(policy.largest());
+            history.pad(policy.largest(), policy.counts_since(at.now));
         }
         let new = Timed::with(policy, policy.has_origins());
         new.put(word::BACKOFF, self.get(word::BACKOFF));

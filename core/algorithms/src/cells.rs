@@ -118,6 +118,11 @@ impl Cells<'_> {
         }
     }
 
+    /// Returns whether a start of this weight, or a place of it, may need a larger ring.
+    pub fn has_to_grow(&self, weight: u64, longest: Tick, now: Now) -> bool {
+        matches!(self, Cells::Log(log) if log.has_to_grow(weight, longest, now))
+    }
+
     /// Returns what sealed cells know of a year, because a longer window may be declared that needs it. (`longest` is
     /// the window that they were made for.)
     pub fn history(&self, longest: Tick, now: Now) -> History {

@@ -88,8 +88,23 @@ fn every_call_ends_whatever_cells_hold() {
                 let bucket = Bucket::new(limit, length, 7, round % 2 == 0);
                 let cells = match kind {
                     0 => {
-                        let origins = ring;
-                        Cells::Log(Log { head, cleared, own, logged, ring, origins, peak, life, number, base, born })
+                        let (origins, whole, left_out) = (ring, garbage(random), [peak, cleared]);
+                        Cells::Log(Log {
+                            head,
+                            cleared,
+                            own,
+                            logged,
+                            ring,
+                            whole,
+                            largest: limit,
+                            left_out,
+                            origins,
+                            peak,
+                            life,
+                            number,
+                            base,
+                            born,
+                        })
                     }
                     1 => {
                         Cells::Slices(Slices { head, life, base: number, ring, era: own, logged, written: peak, born })

@@ -130,14 +130,25 @@ impl History {
 
     /// Returns the number of known units.
     fn known(&self) -> u64 {
-        self.starts.iter().map(|start| start.units).sum()
+        self.units_after(0)
     }
 
-    /// Makes forgotten starts count, as far as a limit of this many units may need them: later than they were started,
-    /// never earlier.
-    pub fn pad(&mut self, limit: u64) {
+    /// Returns the number of known units that count from later than this.
+    pub fn units_after(&self, since: Tick) -> u64 {
+        self.starts.iter().filter(|start| start.stamp > since).map(|start| start.units).sum()
+    }
+
+    /// Records that none of the forgotten starts, as far as their number is known, counts from later than this.
+    pub fn forget_before(&mut self, since: Tick) {
+        let known = self.forgotten.iter_mut().filter(|some| some.units < Forgotten::MANY);
+        known.for_each(|some| some.stamp = some.stamp.min(since));
+    }
+
+    /// Makes forgotten starts after `since` count, as far as a limit of this many units may need them: later than they were
+    /// started, never earlier.
+    pub fn pad(&mut self, limit: u64, since: Tick) {
         let mut free = limit.saturating_sub(self.known());
-        for Forgotten { stamp, units, .. } in &mut self.forgotten {
+        for Forgotten { stamp, units, .. } in self.forgotten.iter_mut().filter(|some| some.stamp > since) {
             let pad = free.min(*units);
             free -= pad;
             *units -= if *units < Forgotten::MANY { pad } else { 0 };

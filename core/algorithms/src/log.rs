@@ -68,6 +68,20 @@
 //! 4. The other slots of a heavy start follow one by one. If the process dies in between, they count for longer.
 //! 5. The stamp is part of the identity of a start. So a copy of the place no longer leads to the start.
 //!
+//! # Small rings
+//!
+//! Most keys use a few of the units that they may. So a ring may have fewer slots than the policy needs. A small ring of
+//! `C` slots is the log of a stricter policy, with one more window: `C − 1` units in the longest of the others. With that
+//! window, all that is said above holds as it is. A start that only this window forbids is never denied. It is
+//! [`Sealed`]: the caller has the log written into a larger ring ([`Log::has_to_grow`]), and asks again there.
+//!
+//! 1. A claim overwrites only what has left every window. So everything that counts is in the ring, and a ticket that is
+//!    not does not count. But a life may have begun with more than fits ([`Log::left_out`]). As long as any of that counts,
+//!    so does all that is in the ring, and nothing is claimed.
+//! 2. So a denial by the other windows is exact ([`Log::ready_elsewhere`]), and needs no larger ring.
+//! 3. A start recorded beyond the limit, or a place, must not overwrite what counts either: it needs a larger ring, as
+//!    does a start heavier than `C − LAG + 1` (2), or a place that would take the slot of another.
+//!
 //! # Lives
 //!
 //! All rare changes take one path: the ring is *sealed*, what counts is read from it ([`Log::history`]), edited, and
@@ -150,10 +164,19 @@ pub struct Window {
     pub length: Tick,
 }
 
-/// Returns the number of slots of a ring for the largest `limit` of its windows: this many units may count, and as many
-/// may be owed.
+/// Returns the number of slots of a whole ring for the largest `limit` of its windows: this many units may count, and as
+/// many may be owed.
 pub fn capacity(limit: u64) -> u64 {
     limit.clamp(8, 1 << 32).saturating_mul(2).next_power_of_two()
+}
+
+/// The number of slots of a new key's ring.
+pub const FIRST_SLOTS: u64 = 16;
+
+/// Returns the number of slots of a ring that holds `units` units and then a start of `weight`: at most `whole`.
+pub fn slots_for(units: u64, weight: u64, whole: u64) -> u64 {
+    let least = units.saturating_add(weight).saturating_add(1).max(weight.saturating_add(LAG - 1));
+    least.clamp(FIRST_SLOTS, 1 << 32).next_power_of_two().min(whole)
 }
 
 /// One key's log, in cells that live elsewhere.
@@ -169,11 +192,18 @@ pub struct Log<'a> {
     pub logged: &'a AtomicU64,
     /// Never empty: the length is a power of two.
     pub ring: &'a [AtomicU64],
+    /// The number of slots of a whole ring: see [`capacity`].
+    pub whole: u64,
+    /// The largest limit of its windows.
+    pub largest: u64,
     /// The original tickets of the starts that [`Log::write`] wrote: as many as `ring`, or none.
     pub origins: &'a [AtomicU64],
     /// An upper bound of all stamps that were ever made earlier, before the change, in any life of these cells, as
     /// words store it.
     pub peak: &'a AtomicU64,
+    /// In a small ring: how many units of the life before [`Log::write`] left out, below a bit of others, and until when they
+    /// were started. Decisions that are ready do not need them.
+    pub left_out: [&'a AtomicU64; 2],
     /// The number of the cells' current life.
     pub life: &'a AtomicU64,
     /// The number of the intended life. Not [`CLOSED`], except for [`Log::write`].
@@ -452,7 +482,22 @@ impl<'a> Log<'a> {
     pub fn untouched(born: Tick) -> Log<'static> {
         let cell = &NOTHING;
         let [head, cleared, own, logged, life, peak] = [cell; 6];
-        Log { head, cleared, own, logged, ring: &UNTOUCHED, origins: &[], peak, life, number: 0, base: 0, born }
+        Log {
+            head,
+            cleared,
+            own,
+            logged,
+            ring: &UNTOUCHED,
+            whole: 0,
+            largest: 0,
+            left_out: [cell; 2],
+            origins: &[],
+            peak,
+            life,
+            number: 0,
+            base: 0,
+            born,
+        }
     }
 
     /// Returns the moment from which a word counts.
@@ -538,17 +583,82 @@ impl<'a> Log<'a> {
         self.stamp(self.slot(h.wrapping_sub(1)).load(Acquire)).max(self.born)
     }
 
-    /// Returns the earliest moment at which tickets `h .. h + weight` may start.
+    /// Returns the earliest moment at which tickets `h .. h + weight` may start here. In a ring that does not hold the
+    /// limit that may be too late: see [`Log::ready_elsewhere`].
     #[inline(always)]
-    fn ready(&self, h: u64, cleared: u64, ask: &Ask) -> Tick {
-        let last = h.wrapping_add(ask.weight - 1);
-        let by = |ready: Tick, window: &Window| match self.counted_from(last.wrapping_sub(window.limit), cleared) {
+    fn ready<const HOLDS: bool>(&self, h: u64, cleared: u64, ask: &Ask) -> Tick {
+        let (last, most) = (h.wrapping_add(ask.weight - 1), self.ring.len() as u64 - 1);
+        let limit = |window: &Window| if HOLDS { window.limit } else { window.limit.min(most) };
+        let by = |ready: Tick, window: &Window| match self.counted_from(last.wrapping_sub(limit(window)), cleared) {
             Some(from) => ready.max(from.wrapping_add(window.length)),
             None => ready,
         };
         // (Most limits have one window.)
         let [first, others @ ..] = ask.windows else { return ask.gate };
         others.iter().fold(by(ask.gate, first), by)
+    }
+
+    /// Returns the earliest moment at which tickets `h .. h + weight` may start in a whole ring, whatever their weight.
+    fn ready_elsewhere(&self, h: u64, cleared: u64, ask: &Ask) -> Tick {
+        let (last, most) = (h.wrapping_add(ask.weight - 1), self.ring.len() as u64 - 1);
+        let from = |ticket: u64| match h.wrapping_sub(ticket) <= most {
+            true => self.counted_from(ticket, cleared),
+            false if cleared == 0 => Some(self.born),
+            // (Small rings 1) It has left all windows, or was left out.
+            false => {
+                let (units, until) = self.left_out();
+                (h.wrapping_sub(most).wrapping_sub(ticket) <= units).then_some(until)
+            }
+        };
+        let starts = ask.windows.iter().filter_map(|w| Some(from(last.wrapping_sub(w.limit))?.wrapping_add(w.length)));
+        starts.fold(ask.gate, Tick::max)
+    }
+
+    /// Returns how many units were left out of a small ring, and until when they were started.
+    fn left_out(&self) -> (u64, Tick) {
+        let [units, until] = self.left_out.map(|word| word.load(Acquire));
+        if self.is_small() { (units & (u64::MAX >> 1), until) } else { (0, 0) }
+    }
+
+    /// Returns whether all units that a window admits fit into the ring. Then a denial is exact. (It may still be too small
+    /// for places, for units beyond the limit, and for the heaviest starts.)
+    #[inline(always)]
+    pub fn holds(&self) -> bool {
+        self.ring.len() as u64 > self.largest
+    }
+
+    /// Returns whether this is a smaller ring than the policy may need.
+    #[inline(always)]
+    pub fn is_small(&self) -> bool {
+        (self.ring.len() as u64) < self.whole
+    }
+
+    /// Returns whether a ring is too small for a claim of tickets `h .. h + weight`, which would overwrite what counts for
+    /// the longest window.
+    fn is_too_small(&self, h: u64, cleared: u64, (weight, longest): (u64, Tick), now: Now) -> bool {
+        let size = self.ring.len() as u64;
+        let next = h.wrapping_add(weight).wrapping_sub(size);
+        let is_kept = || self.counted_from(next, cleared).is_some_and(|from| from.wrapping_add(longest) > now.floor);
+        self.is_small() && (weight + LAG - 1 > size || is_kept())
+    }
+
+    /// Returns whether a start or place that is not ready has to be claimed in a larger ring.
+    #[cold]
+    fn waits_for_space(&self, h: u64, cleared: u64, ask: &Ask, now: Now) -> bool {
+        let longest = ask.windows.iter().map(|w| w.length).max().unwrap_or(0);
+        self.is_too_small(h, cleared, (ask.weight, longest), now)
+    }
+
+    /// Returns whether a start of this weight, or a place of it, may need a larger ring.
+    pub fn has_to_grow(&self, weight: u64, longest: Tick, now: Now) -> bool {
+        let (h, cleared) = (self.find_tail().ticket, self.cleared.load(Acquire));
+        let places = || self.ring().has_places(h, weight + self.spare(), now.floor, self.base);
+        self.is_small() && (self.is_too_small(h, cleared, (weight, longest), now) || places())
+    }
+
+    /// How many slots, besides its own, have to be free for a place.
+    fn spare(&self) -> u64 {
+        1 + self.ring.len() as u64 / 8
     }
 
     /// Returns whether tickets from `h` on would take the slots of earlier places that may still start.
@@ -559,7 +669,7 @@ impl<'a> Log<'a> {
     fn has_places(&self, h: u64, ask: &Ask, now: Now) -> bool {
         let spare = match ask.again {
             true => 1,
-            false => 1 + self.ring.len() as u64 / 8,
+            false => self.spare(),
         };
         self.ring().has_places(h, ask.weight + spare, now.floor, self.base)
     }
@@ -583,12 +693,16 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// Returns the earliest moment for a start, and the time of the reading.
+    /// Returns the earliest moment for a start, and the time of the reading. In a small ring it may be too late a moment, or
+    /// not known.
     #[inline(always)]
     pub fn ready_at(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Tick, Tick), Sealed> {
+        if ask.weight + LAG - 1 > self.ring.len() as u64 {
+            return Err(Sealed);
+        }
         loop {
             let Tail { ticket: h, was, .. } = self.tail()?;
-            let ready = self.ready(h, self.cleared.load(Acquire), ask);
+            let ready = self.ready::<false>(h, self.cleared.load(Acquire), ask);
             // (3) As in `view`.
             if self.slot(h).load(Acquire) == was {
                 self.is_alive()?;
@@ -607,13 +721,20 @@ impl<'a> Log<'a> {
             // window before now.
             let since = now.floor.saturating_sub(window.length);
             // Stamps never decrease, so the tickets that count are the last of those that are not forgotten. Find how
-            // many they are.
+            // many they are. (Small rings 1: those that the ring has overwritten are not among them.)
+            let is_lost = cleared == 0 && self.born > since;
             let known = if cleared == 0 { u64::MAX } else { h.wrapping_sub(cleared - 1) };
-            let (mut some, mut none) = (0, window.limit.min(known) + 1);
-            while none - some > 1 {
+            let known = known.min(self.ring.len() as u64 - 1);
+            let (mut some, mut none) = (if is_lost { window.limit } else { 0 }, window.limit.min(known) + 1);
+            while none > some + 1 {
                 let middle = (some + none) / 2;
                 let from = self.stamp(self.slot(h.wrapping_sub(middle)).load(Acquire)).max(self.born);
                 if from > since { some = middle } else { none = middle }
+            }
+            // (Small rings 1) What was left out counts no longer than what is in a full ring.
+            if !self.holds() && some == self.ring.len() as u64 - 1 {
+                let (left_out, until) = self.left_out();
+                some = some.saturating_add(if until > since { left_out } else { 0 });
             }
             remaining = remaining.min(window.limit.saturating_sub(some));
             if let Some(newest) = self.counted_from(h.wrapping_sub(1), cleared) {
@@ -621,7 +742,11 @@ impl<'a> Log<'a> {
             }
         }
         // Weight 0 needs no free units.
-        let ready = if ask.weight == 0 { ask.gate } else { self.ready(h, cleared, ask) };
+        let ready = match ask.weight {
+            0 => ask.gate,
+            _ if self.holds() => self.ready::<true>(h, cleared, ask),
+            _ => self.ready_elsewhere(h, cleared, ask),
+        };
         View { now: now.floor, ready, remaining, empty }
     }
 
@@ -908,35 +1033,61 @@ impl<'a> Log<'a> {
         clock: impl Fn() -> Now,
         view: &mut View,
     ) -> Option<Result<Answer, Sealed>> {
+        match self.holds() {
+            true => self.try_in::<LOOK, true>(ask, clock, view),
+            false => self.try_in::<LOOK, false>(ask, clock, view),
+        }
+    }
+
+    /// The same, where it is known whether the ring [holds](Log::holds) the limit.
+    #[inline(always)]
+    pub fn try_in<const LOOK: bool, const HOLDS: bool>(
+        &self,
+        ask: &Ask,
+        clock: impl Fn() -> Now,
+        view: &mut View,
+    ) -> Option<Result<Answer, Sealed>> {
         let Tail { head, ticket: h, was } = self.find_tail();
         if was & SEAL != 0 {
             return Some(Err(Sealed));
         }
         fault::point("log-read");
         let cleared = self.cleared.load(Acquire);
-        let ready = self.ready(h, cleared, ask);
+        let mut ready = self.ready::<HOLDS>(h, cleared, ask);
         // (5) After these slots, so that no stamp that was read is later than this.
         let now = clock();
         fault::point("log-clock");
         if LOOK {
             *view = self.view_at(h, ask, now);
         }
+        let is_ready = ready <= now.floor;
+        if !HOLDS && !is_ready {
+            ready = self.ready_elsewhere(h, cleared, ask);
+        }
         let must_wait = ready > now.floor && !ask.force;
         if must_wait && ready - now.floor > ask.patience {
             return self.deny(h, was, now, ready);
+        }
+        if !is_ready && self.is_small() && self.waits_for_space(h, cleared, ask, now) {
+            return Some(Err(Sealed));
         }
         let is_place = must_wait || ask.reserve;
         let stamp = if is_place { ready.max(now.ceil).saturating_add(ask.grace) } else { now.ceil };
         let stamp = stamp.max(self.newest(h));
         // (4) No slot ever holds the same word twice.
-        let last = if ask.weight == 1 { was } else { self.slot(h.wrapping_add(ask.weight - 1)).load(Acquire) };
+        let last = match ask.weight {
+            1 => was,
+            // (2) What `ready` has read is then another ticket's.
+            weight if weight + LAG - 1 > self.ring.len() as u64 => return Some(Err(Sealed)),
+            weight => self.slot(h.wrapping_add(weight - 1)).load(Acquire),
+        };
         let next = (last >> STAMP) + 1;
         let field = stamp.wrapping_sub(self.base).max(next);
         if field > LAST {
             return if self.is_used_up(now) { Some(Err(Sealed)) } else { self.deny(h, was, now, ready) };
         }
         if is_place && self.has_places(h, ask, now) {
-            return self.deny(h, was, now, ready);
+            return if self.is_small() { Some(Err(Sealed)) } else { self.deny(h, was, now, ready) };
         }
         if self.is_alive().is_err() {
             return Some(Err(Sealed));

@@ -19,12 +19,19 @@ pub(crate) struct Cells {
     base: Cell,
     peak: Cell,
     ring: Vec<Cell>,
+    /// The size of a whole ring.
+    whole: u64,
+    nothing: Cell,
     origins: Vec<Cell>,
     time: Cell,
 }
 
 impl Cells {
     pub(crate) fn new(size: usize) -> Arc<Cells> {
+        Cells::small(size, size as u64)
+    }
+
+    fn small(size: usize, whole: u64) -> Arc<Cells> {
         let zeros = || (0..size).map(|_| Cell::new(0)).collect();
         let [head, cleared, own, logged, life, base, peak] = std::array::from_fn(|_| Cell::new(0));
         // Time begins beyond the window, as a store's does.
@@ -37,6 +44,8 @@ impl Cells {
             base,
             peak,
             ring: zeros(),
+            whole,
+            nothing: Cell::new(0),
             origins: zeros(),
             time: Cell::new(2 * W),
         })
@@ -49,7 +58,22 @@ impl Cells {
     fn log_in(&self, number: u64) -> Log<'_> {
         let base = self.base.load(Acquire);
         let Cells { head, cleared, own, logged, life, peak, ring, origins, .. } = self;
-        Log { head, cleared, own, logged, ring, origins, peak, life, number, base, born: 0 }
+        Log {
+            head,
+            cleared,
+            own,
+            logged,
+            ring,
+            whole: self.whole,
+            largest: self.whole / 2,
+            left_out: [&self.nothing; 2],
+            origins,
+            peak,
+            life,
+            number,
+            base,
+            born: 0,
+        }
     }
 
     /// Opens the cells as a caller that finds a key does: cells that are being written are not read.
@@ -110,7 +134,7 @@ impl Cells {
         let ask = Ask::now(&windows, weight, 0);
         let log = self.log();
         let Tail { ticket, was, .. } = log.tail().ok()?;
-        let ready = log.ready(ticket, 0, &ask);
+        let ready = log.ready::<false>(ticket, 0, &ask);
         let newest = log.newest(ticket);
         let now = self.now();
         let stamp = now.ceil.max(newest);
@@ -279,6 +303,93 @@ fn no_start_is_lost_when_a_log_is_rewritten() {
         copy.take_over(&cells, |_| {});
         let admitted = u64::from(claimant.join().unwrap());
         assert_eq!(admitted + copy.left(2), 2);
+    });
+}
+
+/// Two callers fill a small ring, and one makes it grow: a start that only the ring forbids is not denied, and none is lost.
+#[test]
+fn a_small_ring_grows() {
+    model(|| {
+        let (small, whole) = (Cells::small(4, 8), Cells::new(8));
+        let other = small.clone();
+        let claimant = thread::spawn(move || [(); 2].map(|()| other.claim(4, 1, 0)));
+        let mine = [(); 2].map(|()| small.claim(4, 1, 0));
+        let all: Vec<_> = mine.into_iter().chain(claimant.join().unwrap()).collect();
+        assert_eq!(all.iter().filter(|claimed| matches!(claimed, Ok(Some(_)))).count(), 3);
+        assert_eq!(all.iter().filter(|claimed| claimed.is_err()).count(), 1);
+        whole.take_over(&small, |_| {});
+        assert_eq!(whole.left(4), 1);
+    });
+}
+
+/// A caller makes a small ring grow, while another starts there.
+#[test]
+fn no_start_is_lost_when_a_small_ring_grows() {
+    model(|| {
+        let (small, whole) = (Cells::small(4, 8), Cells::new(8));
+        assert_eq!(small.claim(4, 2, 0).map(|taken| taken.is_some()), Ok(true));
+        let other = small.clone();
+        let claimant = thread::spawn(move || [(); 2].map(|()| other.claim(4, 1, 0)));
+        whole.take_over(&small, |_| {});
+        let theirs = claimant.join().unwrap();
+        assert!(!theirs.contains(&Ok(None)), "no start is denied");
+        let admitted = theirs.iter().filter(|claimed| claimed.is_ok()).count() as u64;
+        assert_eq!(admitted + whole.left(4), 2);
+    });
+}
+
+/// Units beyond the limit are recorded in a small ring only where they overwrite nothing that counts.
+#[test]
+fn a_debt_in_a_small_ring_overwrites_nothing() {
+    model(|| {
+        let (small, whole) = (Cells::small(4, 8), Cells::new(8));
+        assert_eq!(small.claim(4, 2, 0).map(|taken| taken.is_some()), Ok(true));
+        let other = small.clone();
+        let claimant = thread::spawn(move || other.claim(4, 1, 0));
+        let windows = [Window { limit: 4, length: W }];
+        let ask = Ask { force: true, ..Ask::now(&windows, 1, 0) };
+        let debt = small.log().claim(&ask, || small.now()).is_ok();
+        let theirs = claimant.join().unwrap();
+        assert!(theirs != Ok(None) && debt != theirs.is_ok(), "the ring has space for one of them");
+        whole.take_over(&small, |_| {});
+        assert_eq!(whole.left(4), 1);
+    });
+}
+
+/// A place of a small ring starts once, in the small ring or in the larger one.
+#[test]
+fn a_place_starts_once_while_its_ring_grows() {
+    model(|| {
+        let (small, whole) = (Cells::small(4, 8), Cells::new(8));
+        let windows = [Window { limit: 4, length: W }];
+        let ask = Ask { reserve: true, grace: 3, ..Ask::now(&windows, 1, 0) };
+        let taken = small.log().claim(&ask, || small.now()).unwrap().taken.unwrap();
+        let place = StartId { ticket: taken.ticket, stamp: taken.stamp, weight: 1 };
+        let other = small.clone();
+        let presenter = thread::spawn(move || {
+            let now = other.now();
+            other.open()?.present(place, W, now)
+        });
+        whole.take_over(&small, |_| {});
+        let before = presenter.join().unwrap().is_ok_and(|stamp| stamp.is_some());
+        let after = whole.log().present(place, W, whole.now()).unwrap().is_some();
+        assert!(before != after, "started before the ring grew: {before}, after it: {after}");
+        assert_eq!(whole.left(4), 3);
+    });
+}
+
+/// A process dies while a ring grows, and so does one that starts there.
+#[test]
+fn no_start_is_lost_when_a_process_dies_while_a_ring_grows() {
+    model(|| {
+        let small = Cells::small(4, 8);
+        let other = small.clone();
+        let claimant = thread::spawn(move || other.claim_and_die(4, 2).is_some());
+        let (half_done, whole) = (Cells::new(8), Cells::new(8));
+        half_done.take_over(&small, |_| {});
+        whole.take_over(&small, |_| {});
+        let admitted = if claimant.join().unwrap() { 2 } else { 0 };
+        assert_eq!(admitted + whole.left(4), 4);
     });
 }
 

@@ -15,6 +15,8 @@ struct Cells {
     /// Every word that a slot ever held.
     held: Vec<HashSet<u64>>,
     last: Vec<u64>,
+    whole: u64,
+    left_out: [AtomicU64; 2],
 }
 
 impl Cells {
@@ -26,13 +28,30 @@ impl Cells {
             origins: zeros(),
             held: vec![HashSet::from([0]); size],
             last: vec![0; size],
+            whole: size as u64,
+            left_out: [const { AtomicU64::new(0) }; 2],
         }
     }
 
     fn log(&self) -> Log<'_> {
         let [head, cleared, own, logged, peak, life, base] = &self.words;
         let (number, base) = (life.load(Acquire), base.load(Acquire));
-        Log { head, cleared, own, logged, peak, ring: &self.ring, origins: &self.origins, life, number, base, born: 0 }
+        Log {
+            head,
+            cleared,
+            own,
+            logged,
+            peak,
+            ring: &self.ring,
+            whole: self.whole,
+            largest: self.whole / 2,
+            left_out: [&self.left_out[0], &self.left_out[1]],
+            origins: &self.origins,
+            life,
+            number,
+            base,
+            born: 0,
+        }
     }
 
     /// Asserts that no new word since the previous call was in its slot before.
@@ -135,4 +154,29 @@ fn no_later_life_has_the_word_of_a_place_that_started_early() {
     let next = now.ceil.wrapping_sub(cells.log().base);
     reserve(&cells, (word >> STAMP).saturating_sub(next));
     cells.look();
+}
+
+#[test]
+fn what_was_left_out_of_a_small_ring_counts() {
+    let (limit, now) = (50, Now { floor: 1_000, ceil: 1_000 });
+    let (windows, start) =
+        ([Window { limit, length: W }], |stamp| Start { stamp, units: 1, state: SETTLED, id: 0, is_logged: true });
+    let mut cells = Cells::new(16);
+    cells.whole = 128;
+    cells.words[5].store(CLOSED, Release);
+    let history = History { starts: [995; 10].into_iter().chain([999; 15]).map(start).collect(), ..History::default() };
+    cells.words[6].store(cells.log().write(&history, now).unwrap(), Release);
+    cells.words[5].store(1, Release);
+    cells.left_out[0].store(10 | 1 << 63, Release);
+    cells.left_out[1].store(995, Release);
+    let at = |tick| move || Now { floor: tick, ceil: tick };
+    let ask = |weight| Ask::now(&windows, weight, 0);
+    let view = |weight, tick| cells.log().view(&ask(weight), at(tick)).unwrap();
+    assert_eq!((view(25, 1_000).remaining, view(25, 1_000).ready <= 1_000), (25, true));
+    // Of 26 units, one has to wait for one of those that were left out, and of 36 for one of the others.
+    assert_eq!((view(26, 1_000).ready, view(35, 1_000).ready, view(36, 1_000).ready), (995 + W, 995 + W, 999 + W));
+    assert_eq!((view(1, 995 + W).remaining, view(1, 999 + W).remaining), (35, 50));
+    // Nothing is claimed before that, and no start is denied that the policy allows.
+    assert_eq!(cells.log().claim(&ask(1), at(1_000)), Err(Sealed));
+    assert_eq!(cells.log().claim(&ask(26), at(1_000)).map(|answer| answer.taken), Ok(None));
 }

@@ -16,7 +16,7 @@ use crate::algorithm::log::Window;
 use crate::algorithm::{leases, log, slices};
 use crate::charges;
 use crate::error::{Error, Result};
-use crate::time::{self, MAX_TIME, Tick};
+use crate::time::{self, MAX_TIME, Now, Tick};
 use std::time::Duration;
 
 /// The longest name or key, in bytes.
@@ -402,6 +402,11 @@ impl Policy {
         }
     }
 
+    /// Returns the longest of its windows, in ticks.
+    pub(crate) fn longest_window(&self) -> Tick {
+        self.all_windows().longest()
+    }
+
     /// Returns how long a start counts, in ticks.
     pub(crate) fn longest(&self) -> Tick {
         match &self.0 {
@@ -421,6 +426,11 @@ impl Policy {
             Shape::EvenlySpaced(spacing) => spacing.windows.largest(),
             _ => self.capacity(),
         }
+    }
+
+    /// Returns the time after which starts count.
+    pub(crate) fn counts_since(&self, now: Now) -> Tick {
+        now.floor.saturating_sub(self.longest())
     }
 
     /// Returns the shortest time over which starts are counted, 0 if they are not. The cost of a start's grace is a

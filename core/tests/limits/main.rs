@@ -15,6 +15,7 @@ mod counting;
 mod ends;
 mod forecast;
 mod futures;
+mod growing;
 mod hooks;
 mod joint;
 mod keyed;

@@ -93,8 +93,8 @@ fn a_process_with_little_address_space_gets_a_smaller_store() {
             assert_eq!(libc::setrlimit(libc::RLIMIT_AS, &limit), 0);
         }
         let limiter = rate("memory:", "api", 4_096);
-        // 66 KB per key: in the end the store is full, and reports it.
-        let full = (0..70_000).find_map(|i| limiter.attempt(&format!("key {i}"), 1).err()).unwrap();
+        // 66 KB per key that uses all of its units: in the end the store is full, and reports it.
+        let full = (0..70_000).find_map(|i| limiter.attempt(&format!("key {i}"), 4_096).err()).unwrap();
         assert_eq!(full.name(), "store_full", "{full}");
         assert!(admitted(&limiter), "existing keys keep working");
     })

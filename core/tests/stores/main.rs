@@ -27,6 +27,7 @@ mod processes;
 #[cfg(feature = "fault-points")]
 mod restoring;
 mod rewriting;
+mod rings;
 mod shares;
 mod space;
 mod storms;

@@ -30,7 +30,7 @@ const WINDOW: Duration = Duration::from_secs(3);
 type Operation = fn(&str, &RateLimiter, &RawPermit);
 
 /// Rare operations, and the possible numbers of units in use afterwards, of 17 before.
-const OPERATIONS: [(&str, Operation, &[u64]); 8] = [
+const OPERATIONS: [(&str, Operation, &[u64]); 9] = [
     ("cancel", |_, limiter, permit| limiter.cancel(permit).unwrap(), &[17, 12]),
     ("settle for less", |_, limiter, permit| limiter.settle(permit, 2).unwrap(), &[17, 14]),
     ("settle for more", |_, limiter, permit| limiter.settle(permit, 9).unwrap(), &[17, 21]),
@@ -38,6 +38,8 @@ const OPERATIONS: [(&str, Operation, &[u64]); 8] = [
     ("clear all", |_, limiter, _| limiter.clear("").unwrap(), &[17, 0]),
     ("raise", |url, limiter, _| rate(url, limiter.name(), 60, WINDOW).open().unwrap(), &[17]),
     ("lower", |url, limiter, _| rate(url, limiter.name(), 30, WINDOW).open().unwrap(), &[17]),
+    // The key gets a larger ring.
+    ("grow", |_, limiter, _| assert!(attempt(limiter, "key", 15).is_some()), &[17, 32]),
     // Its place counts if the process dies with it.
     ("give up", give_up, &[17, LIMIT]),
 ];
@@ -114,8 +116,11 @@ fn a_process_stopped_during_a_rewrite_blocks_only_rare_operations() {
         let limiter = |name| RateLimiter::new(&store, name, 4_000, HOUR).unwrap();
         let (mine, other, new) = (limiter("api"), limiter("other"), limiter("new"));
         other.open().unwrap();
-        // The lane has room for another key, because it grows by more than one.
-        attempt(&mine, "one key", 1).unwrap();
+        // In rings of 512 slots, as large as what comes needs, whoever writes them again.
+        for (limiter, key) in [(&other, ""), (&mine, "another key")] {
+            attempt(limiter, key, 300).unwrap();
+        }
+        store.flush().unwrap();
         let permit = attempt(&mine, "key", 7).unwrap();
         let stopped = Child::run(|| {
             let limiter = rate(&url, "api", 4_000, HOUR);
@@ -161,7 +166,7 @@ fn a_process_stopped_during_a_rewrite_blocks_only_rare_operations() {
         assert_eq!(used(&mine, "key"), left, "at {point}");
         new.open().unwrap();
         store.flush().unwrap();
-        assert_eq!(used(&other, ""), 150);
+        assert_eq!(used(&other, ""), 450);
     }
 }
 

@@ -137,9 +137,12 @@ impl Timed {
     #[inline(never)]
     pub(super) fn start_now<const FULL: bool, R: StartReply<FULL>>(&self, key: &str, weight: u64) -> Result<R> {
         let Some(bound) = self.limit.is_bound() else { return self.start_later(key, weight, None) };
-        let found = bound.find_as(AtOnce::Logs, key, weight);
-        if found.is_some() {
-            return self.start_with(bound, found, (key, weight), |found, view| found.try_log::<FULL>(weight, view));
+        if let Some(found) = bound.find_as(AtOnce::Logs, key, weight) {
+            if !found.holds_limit() {
+                return self.start_in_small(bound, found, key, weight);
+            }
+            let decide = |found: &Key, view: &mut View| found.try_log::<FULL, true>(weight, view);
+            return self.start_with(bound, Some(found), (key, weight), decide);
         }
         match bound.table().at_once {
             AtOnce::Buckets => self.start_by_bucket(bound, key, weight),
@@ -147,6 +150,19 @@ impl Timed {
             AtOnce::Grants => self.start_by_grants(bound, key, weight),
             AtOnce::Logs | AtOnce::Nothing => self.start_later(key, weight, None),
         }
+    }
+
+    /// Decides in a ring that has to grow before it holds the limit.
+    #[inline(never)]
+    fn start_in_small<const FULL: bool, R: StartReply<FULL>>(
+        &self,
+        bound: &Bound,
+        found: Key,
+        key: &str,
+        weight: u64,
+    ) -> Result<R> {
+        let decide = |found: &Key, view: &mut View| found.try_log::<FULL, false>(weight, view);
+        self.start_with(bound, Some(found), (key, weight), decide)
     }
 
     /// Another caller was faster. (Functions of their own leave the registers to a first try at a log.)

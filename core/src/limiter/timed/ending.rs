@@ -81,7 +81,7 @@ impl Timed {
             return Ok(false);
         }
         let (used, was_there) = (Cell::new(used), Cell::new(false));
-        self.limit.rewrite(known(place).0, |home, table, history| {
+        self.limit.rewrite(known(place).0, 0, |home, table, history| {
             // Only now: a caller that must not wait here calls again.
             used.set(used.get().or_else(|| Self::use_place(home, place)));
             let Some(start) = used.get() else { return };
@@ -121,7 +121,7 @@ impl Timed {
             }
         }
         let (ahead, used, added_in) = (permit.grace, Cell::new(None), Cell::new(None));
-        self.limit.rewrite(hash, |home, table, history| {
+        self.limit.rewrite(hash, debt, |home, table, history| {
             used.set(used.get().or_else(|| Self::use_place(home, permit)));
             let start = known(&used.get().unwrap_or(*permit)).1;
             let mut parts = parts(&table.policy, history, start);

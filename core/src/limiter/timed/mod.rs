@@ -121,7 +121,7 @@ impl Timed {
         {
             return Err(Blocked::Crowded);
         }
-        let mut answer = found.decide::<LOOK>(ask, view)?;
+        let mut answer = found.decide::<LOOK>(ask, view).map_err(|_| found.why_sealed(ask.weight))?;
         self.limit.confirm(found, answer.now, answer.taken.as_ref(), ask.weight)?;
         if let Some(taken) = &mut answer.taken {
             if taken.is_place() {

@@ -14,7 +14,7 @@ impl BlockCells<'_> {
     /// Turns a block that only the caller uses into the block of a new key, with these starts that have no holder. `None`
     /// if the block has used up its lives and is lost.
     pub(in crate::state) fn begin(self, table: &Table, hash: Hash, text: &str, starts: &[Start]) -> Option<KeyAt> {
-        let is_new = self.word(key_word::TABLE).load(Relaxed) == 0;
+        let is_new = self.is_new();
         let now = self.home.clock.now();
         let end = self.home.arena.word(table.at + table_word::FIRST_TICKET).load(Relaxed);
         // So fences only grow, even if the key was forgotten in between: no key gets 64 units per microsecond. (If all keys
@@ -30,7 +30,7 @@ impl BlockCells<'_> {
         if !(is_new && history.starts.is_empty()) && table.born > 0 && table.born + table.policy.longest() > now.floor {
             // Unused cells count from then on without this.
             history.forgotten.push(Forgotten::before(table.born));
-            history.pad(table.policy.largest());
+            history.pad(table.policy.largest(), table.policy.counts_since(now));
         }
         self.begin_with(table, (hash, text), (&history, now))
     }
@@ -43,7 +43,7 @@ impl BlockCells<'_> {
         (history, now): (&History, Now),
     ) -> Option<KeyAt> {
         let life = self.word(key_word::LIFE);
-        let is_new = self.word(key_word::TABLE).load(Relaxed) == 0;
+        let is_new = self.is_new();
         if table.policy.is_counted() {
             let era = self.home.new_number();
             self.word(key_word::OWN).store(era, Release);
@@ -75,7 +75,7 @@ impl BlockCells<'_> {
         for (i, word) in hash.0.into_iter().enumerate() {
             self.word(key_word::HASH + i as u64).store(word, Release);
         }
-        self.word(key_word::TABLE).store(table.at.offset(), Release);
+        self.set_table(table);
         let mut end = text.len().min(8 * key_word::TEXT_WORDS as usize - 2);
         while !text.is_char_boundary(end) {
             end -= 1;

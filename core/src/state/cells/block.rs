@@ -17,6 +17,7 @@ use crate::damage::nonsense;
 use crate::decision::LOOK_AGAIN;
 use crate::hash::Hash;
 use crate::policy::Shape;
+use crate::state::files::arena::VisibleWords;
 use crate::time::{Tick, from_ticks, uptime};
 use std::time::Duration;
 
@@ -63,13 +64,32 @@ impl<'h> BlockCells<'h> {
 
     /// The block as one slice.
     pub fn words(self, table: &Table) -> &'h [AtomicU64] {
-        self.home.arena.words(self.at.offset(), key_word::RING + table.ring)
+        let ring = self.ring();
+        if ring < table.first_ring {
+            nonsense(format_args!("a ring of {ring} words at {}", self.at));
+        }
+        self.home.arena.words(self.at.offset(), key_word::RING + ring)
     }
 
-    /// The block as one slice, without unwinding. `None` beyond the part of the store that this process knows.
+    /// The number of words of its ring. 0: it has none, or was never used.
     #[inline(always)]
-    pub fn try_words(self, table: &Table) -> Option<&'h [AtomicU64]> {
-        self.home.arena.get(self.at.offset(), key_word::RING + table.ring)
+    pub fn ring(self) -> u64 {
+        ring_in(self.head())
+    }
+
+    /// Returns whether it was never used.
+    pub(in crate::state) fn is_new(self) -> bool {
+        table_in(self.head()).offset() == 0
+    }
+
+    /// Makes it a block of a table, with the ring that it has.
+    pub(in crate::state) fn set_table(self, table: &Table) {
+        // A new block without a size is one for a new key.
+        let ring = match self.ring() {
+            0 if !self.is_stub() => table.first_ring,
+            ring => ring,
+        };
+        self.word(key_word::TABLE).store(ring << key_word::SIZE | table.at.offset(), Release);
     }
 
     /// The hash of its key.
@@ -124,7 +144,7 @@ impl<'h> BlockCells<'h> {
 
     /// The table that applies to its key, in the index of this table. For the holder of the structure lock.
     pub(in crate::state) fn table(self, table: &Table) -> Table {
-        match TableAt::new(self.word(key_word::TABLE).load(Acquire)) {
+        match table_in(self.head()) {
             at if at == table.at => *table,
             at => self.home.table_at(at),
         }
@@ -221,16 +241,16 @@ impl Home {
             }
             Shape::Concurrency { .. } => Cells::Leases(self.leases(table, key)),
             _ if self.is_granted(table.policy) => Cells::Grants(grants(block, key.life)),
-            _ if table.is_log => Cells::Log(self.log(table, block, key.life, self.origins(table, block.0))),
+            _ if table.is_log => Cells::Log(self.log(table, block, key.life, self.origins(block.0))),
             _ => Cells::Slices(slices(table, block, key.life)),
         }
     }
 
     /// The tickets of the starts that a log took over. Decisions do not need them.
-    fn origins(&self, table: &Table, head: &Head) -> &[AtomicU64] {
+    fn origins(&self, head: &Head) -> &[AtomicU64] {
         match head[key_word::ORIGINS as usize].load(Relaxed) {
             0 => &[],
-            at => self.arena.words(at, table.ring),
+            at => self.arena.words(at, ring_in(head)),
         }
     }
 
@@ -243,8 +263,11 @@ impl Home {
             own: word(key_word::OWN),
             logged: word(key_word::LOGGED),
             ring,
+            whole: table.ring,
+            largest: table.largest,
             origins,
             peak: word(key_word::PEAK),
+            left_out: [word(key_word::LEFT_OUT), word(key_word::UNTIL)],
             life: word(key_word::LIFE),
             number,
             base: word(key_word::BASE).load(Acquire),
@@ -356,8 +379,33 @@ pub(in crate::state) fn meter<'h>(table: &Table, (head, _): Block<'h>, number: u
 
 /// The table that applies to a key.
 #[inline(always)]
-pub(super) fn table_in(head: &Head) -> TableAt {
-    TableAt::new(head[key_word::TABLE as usize].load(Acquire))
+pub(in crate::state) fn table_in(head: &Head) -> TableAt {
+    TableAt::new(head[key_word::TABLE as usize].load(Acquire) & key_word::PLACE)
+}
+
+/// The head of a block, its life, and the block as one slice, without unwinding, if it is one of this table. `None` also
+/// beyond the part of the store that this process knows. The life is read first, so the table is that of this life or of a later
+/// one.
+#[inline(always)]
+pub(super) fn try_words<'h>(
+    seen: VisibleWords<'h>,
+    at: BlockAt,
+    table: &Table,
+) -> Option<(&'h Head, u64, &'h [AtomicU64])> {
+    let words = seen.from(at.offset())?;
+    let (head, rest) = words.split_first_chunk()?;
+    let life = head[key_word::LIFE as usize].load(Acquire);
+    // With this table, what is left is the size of the ring; with another, it is larger than any.
+    let ring = (head[key_word::TABLE as usize].load(Acquire) ^ table.at.offset()).rotate_right(key_word::SIZE);
+    let is_its = ring >= table.first_ring && ring <= rest.len() as u64;
+    // SAFETY: there are as many words.
+    is_its.then(|| (head, life, unsafe { words.get_unchecked(..(key_word::RING + ring) as usize) }))
+}
+
+/// The number of words of a block's ring.
+#[inline(always)]
+pub(in crate::state) fn ring_in(head: &Head) -> u64 {
+    head[key_word::TABLE as usize].load(Acquire) >> key_word::SIZE
 }
 
 /// The gate of a key, with its mark.

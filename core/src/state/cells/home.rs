@@ -46,6 +46,8 @@ pub(crate) enum Blocked {
     Full,
     /// The tables of open places, or the slots of leases, must grow first.
     Crowded,
+    /// The cells are being rewritten, or the key's ring may be too small for a start of this weight.
+    Small(u64),
     /// The server reports that another policy applies.
     Stale,
     /// The call can never succeed.
@@ -115,6 +117,10 @@ pub(crate) struct Table {
     /// Derived from the policy: see [`Policy::capacity`], [`Policy::ring`], [`Policy::jobs`] and [`Policy::windows`].
     pub capacity: u64,
     pub ring: u64,
+    /// See [`Home::first_ring`].
+    pub first_ring: u64,
+    /// The largest limit of its windows.
+    pub largest: u64,
     pub is_adaptive: bool,
     pub windows: Windows,
     /// Whether the cells of its keys are a log, or slices.

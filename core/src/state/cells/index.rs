@@ -7,7 +7,7 @@
 //! The block of a key never moves while it belongs to that key, but a key may move to another block: see `rewrite.rs`.
 //! The work that needs the structure lock (full segments, idle keys) is in `space.rs`.
 
-use super::block::{hash_in, table_in};
+use super::block::{hash_in, table_in, try_words};
 use super::home::{Blocked, Home, KeyAt, Table};
 use super::layout::{At, BlockAt, DirectoryAt, SegmentAt, index_word, key_word, table_word};
 use super::segment::{SegmentCells, block, empty, entry, tag, untagged};
@@ -91,10 +91,8 @@ impl<'h> Index<'h, '_> {
     /// The empty key and its block, without unwinding, if they are where `word` in its table says.
     pub fn glance_at(self, word: &AtomicU64) -> Option<(KeyAt, &'h [AtomicU64])> {
         let at = BlockAt::new(word.load(Acquire));
-        let words = self.home.block(at).try_words(self.table)?;
-        let head = words.first_chunk()?;
-        let life = words[key_word::LIFE as usize].load(Acquire);
-        let is_its = word.load(Acquire) == at.offset() && table_in(head) == self.table.at;
+        let (_, life, words) = try_words(self.home.arena.seen(), at, self.table)?;
+        let is_its = word.load(Acquire) == at.offset();
         (is_its && life != CLOSED).then_some((KeyAt { at, life, table: self.table.at }, words))
     }
 
@@ -153,7 +151,7 @@ impl<'h> Index<'h, '_> {
         if let Some((found, _)) = self.glance(self.root_word(), hash) {
             return Ok(found);
         }
-        match self.home.of(self.table).may_restore() {
+        match self.home.of(self.table).is_added_under_lock() {
             false => self.find_or_begin(hash, &|at| self.home.block(at).begin(self.table, hash, text, &[])),
             true => self.find(hash)?.ok_or(Blocked::Unrestored),
         }
@@ -193,11 +191,9 @@ impl<'h> Index<'h, '_> {
             if entry >> index_word::TAG == tag {
                 // An empty slot with this tag leads to no block.
                 let at = untagged(entry);
-                let words = seen.get(at.offset(), key_word::RING + self.table.ring)?;
-                let head = words.first_chunk()?;
-                // Read the life first, as in `probe`.
-                let life = words[key_word::LIFE as usize].load(Acquire);
-                let is_its = hash_in(head) == hash && table_in(head) == self.table.at;
+                // The life is read first, as in `probe`.
+                let (head, life, words) = try_words(seen, at, self.table)?;
+                let is_its = hash_in(head) == hash;
                 return (is_its && life != CLOSED).then_some((KeyAt { at, life, table: self.table.at }, words));
             }
             block(entry)?;
@@ -219,6 +215,8 @@ impl<'h> Index<'h, '_> {
         let at = self.block_for_new_key((segment, life), hash)?;
         fault::point("key-allocated");
         let Some(new) = begin(at) else { return Err(Blocked::Full) };
+        // It may need a larger block.
+        let at = new.at;
         let slots = segment.slots();
         loop {
             match slots[slot as usize].compare_exchange(empty(life), entry(hash, at), AcqRel, Acquire) {
@@ -246,7 +244,8 @@ impl<'h> Index<'h, '_> {
     /// An unused block for a key of this table: a reused one if the segment has any.
     fn block_for_new_key(self, (segment, life): (SegmentCells, u64), hash: Hash) -> Result<BlockAt, Blocked> {
         let returned = segment.word(index_word::RETURNED).swap(0, AcqRel);
-        if returned >> index_word::TAG == self.home.block_class(self.table.policy) && returned != 0 {
+        let classes = self.home.classes_for(self.home.block_class(self.table.policy));
+        if classes.contains(&(returned >> index_word::TAG)) && returned != 0 {
             return Ok(untagged(returned));
         }
         let (free, taken) = (segment.word(index_word::FREE), segment.word(index_word::TAKEN));

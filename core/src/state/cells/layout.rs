@@ -162,6 +162,8 @@ pub(in crate::state) mod limit_word {
     pub const COUNTED: u64 = 58;
     /// Where tenants share the limit: what they have had, and the heads of their lines. See `heads.rs`. 0 elsewhere.
     pub const TENANTS: u64 = 59;
+    /// The classes of rings that its keys have had, one bit each.
+    pub const RINGS: u64 = 60;
     pub const WORDS: u64 = 64;
 }
 
@@ -244,9 +246,12 @@ pub(in crate::state) mod key_word {
 
     // The first cache line holds words that decisions read and rarely write, the second those that they write.
     pub const HASH: u64 = 0;
-    /// The table of the key. In a list of free blocks, the next block.
+    /// The table of the key; in a list of free blocks, the next block. Above it is the number of words of the ring, which
+    /// never changes once the block has been used.
     pub const TABLE: u64 = 2;
     pub const NEXT: u64 = 2;
+    pub const SIZE: u32 = 32;
+    pub const PLACE: u64 = (1 << SIZE) - 1;
     pub const GATE: u64 = 3;
     /// Set in the word of the gate while the lines of all processes may show a waiter for this key. So the gate of a key that is
     /// waited for is in the future, and a decision on a start now learns that without a further load.

@@ -123,7 +123,8 @@ impl<'h> SegmentCells<'h> {
     /// Returns an unneeded block to this life of the segment, or a later one. If a returned block is there already, this
     /// one is lost: a few hundred bytes.
     pub(super) fn hand_back(self, table: &Table, at: BlockAt) {
-        let word = self.home.block_class(table.policy) << index_word::TAG | at.offset();
+        let class = self.home.class_of(table.policy, self.home.block(at).ring());
+        let word = class << index_word::TAG | at.offset();
         let _ = self.word(index_word::RETURNED).compare_exchange(0, word, AcqRel, Relaxed);
     }
 }

@@ -5,18 +5,20 @@
 //! switches*, 1998.) So a limit alone can fill three quarters of the store, and of what it leaves, the next one can fill
 //! three quarters again. However many keys strangers make on one limit, the others get new keys.
 //!
-//! What is left for a limit: the words that were never allocated, and the free blocks of its size. Blocks of other sizes
-//! do not count, since its keys cannot use them.
+//! What is left for a limit: the words that were never allocated, and the free blocks of its size, or of a larger one in
+//! which its keys fit. Other blocks do not count, since its keys cannot use them.
+//!
+//! A key that has started more than fits into its ring gets a larger one while the limit has at most six times what is left.
+//! So the keys of a limit that is full of strangers go on growing.
 //!
 //! A limit counts its words when they are taken and returned. The count errs by a few blocks if a process dies in
 //! between, or by a segment if it dies while it rewrites one. Each search for idle keys that has passed all keys of a
 //! limit corrects it: it adds up the words of each segment that it passes, and what is taken and returned behind it. No
-//! decision depends on it: a wrong count makes a share larger or smaller for a while. The copies of
-//! cancelled starts are not counted, which at most doubles a block. Three times what is left is a bound all the same.
+//! decision depends on it: a wrong count makes a share larger or smaller for a while.
 
 use super::home::{Home, Table};
-use super::layout::{FREE_KEYS, LimitAt, index_word, key_word, limit_word};
-use super::segment::SegmentCells;
+use super::layout::{At, BlockAt, FREE_KEYS, LimitAt, OLDER_WORDS, index_word, key_word, limit_word};
+use super::segment::{SegmentCells, untagged};
 use super::table::TableCells;
 use crate::atomic::*;
 use crate::error::Error;
@@ -27,8 +29,11 @@ use crate::state::files::arena;
 /// The head of a list of free blocks is `count << COUNT | first`.
 pub(in crate::state) const COUNT: u32 = 32;
 
-/// How many times what is left for it a limit may have.
+/// How many times what is left for it a limit may have, to get new keys.
 const TIMES: u64 = 3;
+
+/// The same, to get larger rings for its keys.
+const TIMES_TO_GROW: u64 = 2 * TIMES;
 
 /// The words of a block without cells.
 pub(in crate::state) const STUB_WORDS: u64 = key_word::RING;
@@ -38,24 +43,36 @@ impl TableCells<'_, '_> {
     #[cold]
     pub fn spare_blocks(self) -> u64 {
         let block = self.home.block_words(self.table.policy);
-        let most = (TIMES * self.left_words()).saturating_sub(self.home.limit_words(self.limit()));
+        let most = (TIMES * self.left_words(self.table.first_ring)).saturating_sub(self.home.limit_words(self.limit()));
         // Each of them also takes something from what is left.
         most / ((TIMES + 1) * block)
     }
 
-    /// The number of words that are left for its keys.
-    fn left_words(self) -> u64 {
-        let list = self.home.arena.word(FREE_KEYS + self.home.block_class(self.table.policy));
-        let free = (list.load(Relaxed) >> COUNT) * self.home.block_words(self.table.policy);
-        self.home.arena.unallocated() + free
+    /// Returns whether a key of the limit may get a ring of this size.
+    pub(in crate::state) fn may_grow_to(self, ring: u64) -> bool {
+        let words = self.home.all_words(self.table.policy, ring);
+        let has = self.home.limit_words(self.limit()) + words;
+        has <= TIMES_TO_GROW * self.left_words(ring).saturating_sub(words)
+    }
+
+    /// The number of words that are left for keys with rings of this size.
+    fn left_words(self, ring: u64) -> u64 {
+        let (policy, home) = (self.table.policy, self.home);
+        let classes = home.classes_for(home.class_of(policy, ring));
+        let free: u64 = classes.map(|class| home.arena.word(FREE_KEYS + class).load(Relaxed) >> COUNT).sum();
+        home.arena.unallocated() + free * arena::aligned(home.words_with(policy, ring))
     }
 
     /// The error of a limit that has its share.
     #[cold]
     pub fn share_is_full(self) -> Error {
         let name = self.home.limit(self.limit()).name().unwrap_or_default();
-        let [has, left, all] =
-            [self.home.limit_words(self.limit()) * 8, self.left_words() * 8, self.home.arena.bound()].map(arena::size);
+        let [has, left, all] = [
+            self.home.limit_words(self.limit()) * 8,
+            self.left_words(self.table.first_ring) * 8,
+            self.home.arena.bound(),
+        ]
+        .map(arena::size);
         let reason = format!(
             "the limit \"{name}\" is full: its keys take {has}, and it gets no new key above {TIMES} times what is left ({left} of {all})"
         );
@@ -64,9 +81,26 @@ impl TableCells<'_, '_> {
 }
 
 impl Home {
-    /// The words that the block of a key takes.
+    /// The words that the block of a new key takes.
     pub(in crate::state) fn block_words(&self, policy: Policy) -> u64 {
         arena::aligned(self.key_words(policy))
+    }
+
+    /// The words that a key's block takes, and what belongs to it.
+    pub(in crate::state) fn words_of(&self, own: &Table, at: BlockAt) -> u64 {
+        let block = self.block(at);
+        let copied = own.is_log && block.word(key_word::ORIGINS).load(Relaxed) != 0;
+        let origins = if copied { arena::aligned(block.ring() + OLDER_WORDS) } else { 0 };
+        arena::aligned(self.words_with(own.policy, block.ring())) + origins
+    }
+
+    /// The words that a free block takes for a limit with this policy, and what belongs to it.
+    pub(in crate::state) fn stock_words(&self, policy: Policy, at: BlockAt) -> u64 {
+        let (block, is_log) = (self.block(at), self.grows(policy));
+        let copied = is_log && block.word(key_word::ORIGINS).load(Relaxed) != 0;
+        let origins = if copied { arena::aligned(block.ring() + OLDER_WORDS) } else { 0 };
+        let ring = if is_log { block.ring() } else { self.ring(policy) };
+        arena::aligned(self.words_with(policy, ring)) + origins
     }
 
     /// The words that the keys of a limit take.
@@ -99,19 +133,16 @@ impl Home {
     /// structure lock.
     pub(in crate::state) fn segment_words(&self, table: &Table, segment: SegmentCells) -> u64 {
         let word = |word| segment.word(word).load(Acquire);
-        let (is_old, block) = (segment.is_old(table), self.block_words(table.policy));
-        let keys = if is_old || self.limit(self.of(table).limit()).has_plans() {
-            let words = |at| match self.block(at) {
-                block if block.is_stub() => STUB_WORDS,
-                block => self.block_words(block.table(table).policy),
-            };
-            segment.entries().map(words).sum()
-        } else {
-            segment.entries().count() as u64 * block
+        let words = |at| match self.block(at) {
+            block if block.is_stub() => STUB_WORDS,
+            block => self.words_of(&block.table(table), at),
         };
-        let stocked = word(index_word::FREE).saturating_sub(word(index_word::TAKEN) & !index_word::CLOSED);
-        let stock = stocked.min(segment.capacity()) + u64::from(word(index_word::RETURNED) != 0);
-        let stock_block = if is_old { self.block_words(segment.policy()) } else { block };
-        arena::aligned(index_word::SLOTS + 2 * segment.capacity()) + keys + stock * stock_block
+        let keys: u64 = segment.entries().map(words).sum();
+        let policy = if segment.is_old(table) { segment.policy() } else { table.policy };
+        let (taken, free) = (word(index_word::TAKEN) & !index_word::CLOSED, word(index_word::FREE));
+        let stocked = (taken..free.min(segment.capacity())).map(|i| At::new(segment.stocked(i).load(Acquire)));
+        let returned = Some(word(index_word::RETURNED)).filter(|word| *word != 0).map(untagged);
+        let stock: u64 = stocked.chain(returned).map(|at| self.stock_words(policy, at)).sum();
+        arena::aligned(index_word::SLOTS + 2 * segment.capacity()) + keys + stock
     }
 }

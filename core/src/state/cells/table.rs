@@ -9,15 +9,17 @@
 //! Limits are added and renamed in `limits.rs`. A table is replaced when its policy changes: see `rewrite.rs`.
 
 use super::home::{AtOnce, BEHIND, Home, Keeping, KeyAt, Table, UNKEPT};
-use super::layout::{At, LimitAt, TableAt, key_word, table_word};
-use crate::algorithm::log::SETTLED;
+use super::layout::{At, LimitAt, OLDER_WORDS, TableAt, key_word, table_word};
+use crate::algorithm::log::{self, SETTLED};
 use crate::algorithm::{Start, grants};
 use crate::atomic::*;
 use crate::damage::nonsense;
 use crate::fault;
 use crate::hash::sum;
 use crate::policy::Policy;
+use crate::state::files::arena;
 use crate::time::{Now, Tick};
+use std::ops::RangeInclusive;
 
 /// The shortest time that a machine needs to boot, in ticks.
 const MIN_BOOT: Tick = 2_000_000;
@@ -73,6 +75,17 @@ impl<'h> TableCells<'h, '_> {
         budget < BEHIND && self.lost(self.home.clock.now()).is_some_and(|lost| lost.units > budget)
     }
 
+    /// The units of each unused key that the ledger may have missed, while they count.
+    pub(in crate::state) fn lost_units(self) -> u64 {
+        self.lost(self.home.clock.now()).map_or(0, |lost| lost.units)
+    }
+
+    /// Returns whether new keys need the structure lock: one may be in the ledger, or need a larger block than usual.
+    pub(in crate::state) fn is_added_under_lock(self) -> bool {
+        let ring = || self.home.ring_for(self.table.policy, self.lost_units(), 0);
+        self.may_restore() || ring() != self.table.first_ring
+    }
+
     /// Returns whether even an unused key counts as having started something.
     pub fn has_lost(self) -> bool {
         self.lost(self.home.clock.now()).is_some()
@@ -120,6 +133,8 @@ impl Home {
             keeping: self.keeping(policy),
             capacity: policy.capacity(),
             ring: self.ring(policy),
+            first_ring: self.first_ring(policy),
+            largest: policy.largest(),
             is_adaptive: policy.jobs() > 0,
             windows: *policy.all_windows(),
             is_log: policy.has_origins() && !self.is_granted(policy),
@@ -141,19 +156,67 @@ impl Home {
         self.is_served && policy.shared_by().is_some()
     }
 
-    /// The number of words of a key's cells after its head.
+    /// The number of words of a key's cells after its head: the most, where they grow.
     pub(in crate::state) fn ring(&self, policy: Policy) -> u64 {
         if self.is_granted(policy) { grants::WORDS } else { policy.ring() }
     }
 
-    /// The class of a key's block. Blocks of one class can replace each other: see [`Policy::block_class`].
-    pub(in crate::state) fn block_class(&self, policy: Policy) -> u64 {
-        if self.is_granted(policy) { GRANTS_CLASS } else { policy.block_class() }
+    /// Returns whether a key begins with a small ring, which grows.
+    pub(in crate::state) fn grows(&self, policy: Policy) -> bool {
+        policy.has_origins() && policy.jobs() == 0 && !self.is_granted(policy)
     }
 
-    /// The size of a key's block.
+    /// The number of words of a new key's cells after its head.
+    pub(in crate::state) fn first_ring(&self, policy: Policy) -> u64 {
+        self.ring_for(policy, 0, 0)
+    }
+
+    /// The number of words of the cells of a key with so many units, and then a start of this weight.
+    pub(in crate::state) fn ring_for(&self, policy: Policy, units: u64, weight: u64) -> u64 {
+        let whole = self.ring(policy);
+        if self.grows(policy) { log::slots_for(units, weight, whole) } else { whole }
+    }
+
+    /// The classes of blocks that can serve in place of one of this class. A log may have a larger ring than it needs.
+    pub(in crate::state) fn classes_for(&self, class: u64) -> RangeInclusive<u64> {
+        let last = u64::from(log::capacity(log::MAX).ilog2());
+        let is_log = (u64::from(log::FIRST_SLOTS.ilog2())..=last).contains(&class);
+        class..=if is_log { last } else { class }
+    }
+
+    /// The class of a block with this ring. Blocks of one class can replace each other: see [`Policy::block_class`].
+    pub(in crate::state) fn class_of(&self, policy: Policy, ring: u64) -> u64 {
+        match () {
+            () if self.is_granted(policy) => GRANTS_CLASS,
+            () if self.grows(policy) => u64::from(ring.max(1).ilog2()),
+            () => policy.block_class(),
+        }
+    }
+
+    /// The class of a new key's block.
+    pub(in crate::state) fn block_class(&self, policy: Policy) -> u64 {
+        self.class_of(policy, self.first_ring(policy))
+    }
+
+    /// The size of a block with this ring.
+    pub(in crate::state) fn words_with(&self, policy: Policy, ring: u64) -> u64 {
+        key_word::RING + ring + policy.jobs()
+    }
+
+    /// The size of a new key's block.
     pub(in crate::state) fn key_words(&self, policy: Policy) -> u64 {
-        key_word::RING + self.ring(policy) + policy.jobs()
+        self.words_with(policy, self.first_ring(policy))
+    }
+
+    /// The words that a key's block with this ring takes, and what belongs to it, where the arena may have gaps before
+    /// them.
+    pub(in crate::state) fn all_words(&self, policy: Policy, ring: u64) -> u64 {
+        arena::aligned(self.words_with(policy, ring)) + arena::aligned(ring + OLDER_WORDS)
+    }
+
+    /// The most words that a key's block and what belongs to it can have.
+    pub(in crate::state) fn most_words(&self, policy: Policy) -> u64 {
+        self.all_words(policy, self.ring(policy))
     }
 
     /// The number of a key's units that may be missing from the ledger: a twentieth of the limit, at least one; or

@@ -77,6 +77,12 @@ unsafe impl Sync for Arena {}
 pub(crate) struct VisibleWords<'a>(&'a [AtomicU64]);
 
 impl<'a> VisibleWords<'a> {
+    /// All words from this one on.
+    #[inline(always)]
+    pub fn from(self, at: u64) -> Option<&'a [AtomicU64]> {
+        self.0.get(at as usize..)
+    }
+
     #[inline(always)]
     pub fn get(self, at: u64, count: u64) -> Option<&'a [AtomicU64]> {
         // Checked without a branch for an overflowing sum.

@@ -27,6 +27,7 @@ use crate::state::cells::home::{BEHIND, Blocked, Home, Table};
 use crate::state::cells::layout::{LimitAt, RESTORING, TableAt, limit_word, table_word};
 use crate::state::cells::locked::Locked;
 use crate::state::cells::table::TableCells;
+use crate::state::rare::rewrite::{pad, units_of};
 use crate::state::rare::space::{MAX_TURNS, Need, Search};
 use crate::time::{Now, Tick};
 use rusqlite::{OptionalExtension, named_params, params};
@@ -158,11 +159,14 @@ impl Locked<'_> {
         }
         let (starts, former) = (self.of(table).starts_of(rows), self.of(table).former());
         let added = match former.at == table.at || starts.is_empty() {
-            true => self.index(table).find_or_begin(hash, &|at| self.block(at).begin(table, hash, text, &starts)),
+            true => {
+                self.add_with(table, hash, units_of(&starts), &|at| self.block(at).begin(table, hash, text, &starts))
+            }
             false => {
                 let (history, now) = self.history_before(&former, table, (hash, text), &starts)?;
-                self.index(table)
-                    .find_or_begin(hash, &|at| self.block(at).begin_with(table, (hash, text), (&history, now)))
+                self.add_with(table, hash, units_of(&history.starts), &|at| {
+                    self.block(at).begin_with(table, (hash, text), (&history, now))
+                })
             }
         };
         added.map(drop)
@@ -182,7 +186,8 @@ impl Locked<'_> {
                 Ok(()) => return Ok(()),
                 Err(Blocked::Full) => drop(search.has_found(self.make_space(table, hash, Need::Restored)?)?),
                 Err(Blocked::Refused(Error::StoreFull { .. })) => {
-                    self.grow_beyond(2 * self.key_words(self.of(table).former().policy))?;
+                    let former = self.of(table).former().policy;
+                    self.grow_beyond(2 * self.most_words(former) + self.most_words(table.policy))?;
                 }
                 Err(Blocked::Refused(error)) => return Err(error),
                 Err(_) => self.repair_key(table, hash)?,
@@ -200,14 +205,13 @@ impl Locked<'_> {
         starts: &[Start],
     ) -> Result<(History, Now)> {
         loop {
-            let at = self.unused_block(former)?;
+            let ring = self.ring_for(former.policy, units_of(starts) + self.of(former).lost_units(), 0);
+            let at = self.unused_block(former.policy, ring)?;
             // A block that has used up its lives is abandoned.
             if let Some(from) = self.block(at).begin(former, hash, text, starts) {
                 let (mut history, now) = self.take_history(former, from, table);
                 self.retire_block(former.policy, at);
-                if !table.policy.windows().is_empty() {
-                    history.pad(table.policy.largest());
-                }
+                pad(&mut history, table, now);
                 return Ok((history, now));
             }
         }

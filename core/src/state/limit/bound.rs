@@ -54,7 +54,8 @@ struct Decoded {
     /// The words that hold the root of its index and the place of the block of the key "".
     index: *const AtomicU64,
     empty_key: *const AtomicU64,
-    /// Where that block was found last, or 0, and in which life: see [`Bound::empty_at_once`].
+    /// Where that block was found last, or 0, below the size of its ring, and in which life: see
+    /// [`Bound::empty_at_once`].
     empty_at: AtomicU64,
     empty_life: AtomicU64,
     is_looking: AtomicBool,
@@ -177,9 +178,11 @@ impl Bound {
     fn empty_at_once<'b>(&'b self, decoded: &'b Decoded) -> Option<(KeyAt, &'b [AtomicU64])> {
         // (3): another thread may be writing both.
         let life = decoded.empty_life.load(Acquire);
-        let at = BlockAt::some(decoded.empty_at.load(Acquire))?;
-        // SAFETY: the block was there, with its ring, when it was found.
-        let words = unsafe { self.home().arena.words_unchecked(at.offset(), key_word::RING + decoded.table.ring) };
+        let place = decoded.empty_at.load(Acquire);
+        let at = BlockAt::some(place & key_word::PLACE)?;
+        // SAFETY: the block was there, with this ring, when it was found.
+        let words =
+            unsafe { self.home().arena.words_unchecked(at.offset(), key_word::RING + (place >> key_word::SIZE)) };
         let life = if fault::planted("any life") { words[key_word::LIFE as usize].load(Acquire) } else { life };
         Some((KeyAt { at, life, table: decoded.table.at }, words))
     }
@@ -197,10 +200,11 @@ impl Bound {
         let found = self.home().index(&decoded.table).glance_at(word);
         // Slices begin their first life at their first start, and must be found with that life.
         let has_begun = |life| life != 0 || !decoded.table.is_sliced;
-        if let Some((KeyAt { at, life, .. }, _)) = found.filter(|found| has_begun(found.0.life)) {
+        if let Some((KeyAt { at, life, .. }, words)) = found.filter(|found| has_begun(found.0.life)) {
             // (3)
             decoded.empty_life.store(life, Release);
-            decoded.empty_at.store(at.offset(), Release);
+            let ring = words.len() as u64 - key_word::RING;
+            decoded.empty_at.store(ring << key_word::SIZE | at.offset(), Release);
         }
         decoded.is_looking.store(false, Release);
     }
@@ -208,7 +212,6 @@ impl Bound {
     /// A key that was found, and all words of its block.
     #[inline(always)]
     pub(super) fn key<'b>(&'b self, table: &'b Table, key: KeyAt, words: &'b [AtomicU64]) -> Key<'b> {
-        debug_assert_eq!(words.len() as u64, key_word::RING + table.ring);
         // (4)
         let mut key = Key { bound: self, table, key, words, hash: Hash([0; 2]), is_empty: false, gate: 0 };
         key.gate = self.gate_of_all().max(gate_in(key.head()));

@@ -11,6 +11,7 @@ use crate::state::cells::home::{Home, Keeping, Table};
 use crate::state::cells::layout::LimitAt;
 use crate::state::cells::locked::Locked;
 use crate::state::ledger::gather::moment;
+use crate::state::rare::rewrite::Room;
 use crate::state::rare::take_back::take_back;
 use crate::stats::Stats;
 use crate::waiting::MayWait;
@@ -24,7 +25,11 @@ impl Limit {
     }
 
     /// The same, but waits at most this long.
-    fn with_table_for<R>(&self, timeout: Duration, f: impl Fn(&Locked, LimitAt, &Table) -> Result<R>) -> Result<R> {
+    pub(super) fn with_table_for<R>(
+        &self,
+        timeout: Duration,
+        f: impl Fn(&Locked, LimitAt, &Table) -> Result<R>,
+    ) -> Result<R> {
         let answer = Cell::new(None);
         let f = |locked: &Locked, limit, table: &Table| f(locked, limit, table).map(|result| answer.set(Some(result)));
         self.lock_table(timeout, &f)?;
@@ -57,12 +62,13 @@ impl Limit {
         })
     }
 
-    /// Edits the log of a key. Returns `false` if the key is not there.
-    pub fn rewrite(&self, hash: Hash, edit: impl Fn(&Home, &Table, &mut History)) -> Result<bool> {
+    /// Edits the log of a key, to which it may add some units. Returns `false` if the key is not there.
+    pub fn rewrite(&self, hash: Hash, adds: u64, edit: impl Fn(&Home, &Table, &mut History)) -> Result<bool> {
+        let room = Room { units: adds, weight: 0 };
         self.with_table(|home, _, table| match home.index(table).find(hash) {
             Ok(Some(found)) => {
                 let own = home.of(table).for_key(found);
-                home.rewrite(table, hash, |history| edit(home, &own, history)).map(|_| true)
+                home.rewrite_with(table, hash, room, |history| edit(home, &own, history)).map(|_| true)
             }
             _ => Ok(false),
         })
@@ -71,7 +77,7 @@ impl Limit {
     /// Takes a start back, if it is there and not settled. Returns whether it did.
     pub fn take_back(&self, hash: Hash, start: StartId, ahead: u64) -> Result<bool> {
         let was_there = Cell::new(false);
-        self.rewrite(hash, |_, table, history| was_there.set(take_back(&table.policy, history, start, ahead)))?;
+        self.rewrite(hash, 0, |_, table, history| was_there.set(take_back(&table.policy, history, start, ahead)))?;
         Ok(was_there.get())
     }
 

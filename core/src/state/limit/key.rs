@@ -13,7 +13,7 @@ use crate::algorithm::{Algorithm, Sealed};
 use crate::atomic::*;
 use crate::hash::Hash;
 use crate::policy::Shape;
-use crate::state::cells::block::{Block, BlockCells, Head, grants, meter, slices};
+use crate::state::cells::block::{Block, BlockCells, Head, grants, meter, ring_in, slices};
 use crate::state::cells::heads::Tenants;
 use crate::state::cells::home::{AtOnce, Blocked, Found, Home, KeyAt, Table};
 use crate::state::cells::layout::{LimitAt, key_word};
@@ -125,6 +125,13 @@ impl<'a> Key<'a> {
         }
     }
 
+    /// Why its cells could not decide on a start of this weight.
+    #[cold]
+    pub fn why_sealed(&self, weight: u64) -> Blocked {
+        let is_small = self.table.is_log && ring_in(self.head()) < self.table.ring;
+        if is_small { Blocked::Small(weight) } else { Blocked::Sealed }
+    }
+
     #[inline(always)]
     fn decide_in_windows<const LOOK: bool>(&self, ask: &Ask, view: &mut View) -> Result<Answer, Sealed> {
         match &self.table.policy.0 {
@@ -135,10 +142,20 @@ impl<'a> Key<'a> {
         }
     }
 
+    /// Returns whether its log [holds](Log::holds) the limit.
+    #[inline(always)]
+    pub fn holds_limit(&self) -> bool {
+        self.log().holds()
+    }
+
     /// Decides on a start now from a log, if no other thread is faster: see [`AtOnce`].
     #[inline(always)]
-    pub fn try_log<const LOOK: bool>(&self, weight: u64, view: &mut View) -> Option<Result<Answer, Sealed>> {
-        self.log().try_decide::<LOOK>(&self.ask(weight), || self.now(), view)
+    pub fn try_log<const LOOK: bool, const HOLDS: bool>(
+        &self,
+        weight: u64,
+        view: &mut View,
+    ) -> Option<Result<Answer, Sealed>> {
+        self.log().try_in::<LOOK, HOLDS>(&self.ask(weight), || self.now(), view)
     }
 
     /// Decides from a log after another thread was faster and has the cells in its processor's cache. Pausing for a
@@ -149,7 +166,7 @@ impl<'a> Key<'a> {
             for _ in 0..PAUSES {
                 std::hint::spin_loop();
             }
-            if let Some(answer) = self.try_log::<LOOK>(weight, view) {
+            if let Some(answer) = self.log().try_decide::<LOOK>(&self.ask(weight), || self.now(), view) {
                 return answer;
             }
         }

@@ -21,9 +21,10 @@ use crate::permit::RawPermit;
 use crate::policy::{self, NamedPolicy, Policy, Share};
 use crate::server::witness::Witness;
 use crate::state::cells::home::{Blocked, Home, KeyAt, Table};
+use crate::state::cells::locked::Locked;
 use crate::state::counts::{Counts, STORE_ERRORS};
 use crate::state::ledger::declared::{check_names, part_names};
-use crate::state::rare::space::{Need, Search};
+use crate::state::rare::space::{Need, Search, Space};
 use crate::state::session::made::Made;
 use crate::state::session::options::OnError;
 use crate::state::session::{LET_OTHERS, Session};
@@ -57,6 +58,8 @@ pub(crate) struct Limit {
     early_errors: AtomicU64,
     /// Until when a full store is not searched again, by the monotonic clock.
     full_until: AtomicU64,
+    /// The same where a key needs a larger ring.
+    large_until: AtomicU64,
     /// The number of callers of this process that wait here.
     waiting: PerProcess<u64>,
     /// What this process knows of the server's clock.
@@ -157,6 +160,7 @@ impl Limit {
             kind,
             early_errors: AtomicU64::new(0),
             full_until: AtomicU64::new(0),
+            large_until: AtomicU64::new(0),
             waiting: PerProcess::new(),
             witness: PerProcess::new(),
             returned: AtomicU64::new(0),
@@ -547,23 +551,40 @@ impl Limit {
             Blocked::Crowded if !self.is_concurrency() => return self.add_places(),
             Blocked::Crowded => return self.with_table(|home, limit, now| home.add_slots(limit, now, table, hash)),
             Blocked::Sealed if bound.home().limit(bound.limit).table_at() == table => {
-                return match self.with_table(|home, _, table| home.repair_key(table, hash)) {
+                let is_mended = self.with_table(|home, _, table| match home.repair_key(table, hash) {
                     // A key on a plan gets its cells.
-                    Err(Error::StoreFull { .. }) => self.make_space(hash),
-                    mended => mended,
-                };
+                    Err(Error::StoreFull { .. }) if home.index(table).plan_of_idle(hash).is_some() => Ok(false),
+                    mended => mended.map(|()| true),
+                })?;
+                return if is_mended { Ok(()) } else { self.make_space(hash) };
+            }
+            Blocked::Small(weight) if bound.home().limit(bound.limit).table_at() == table => {
+                return self.grow_key(hash, weight);
             }
             // A sealed segment may be full, or its table may be in replacement, which is completed first.
             Blocked::Full if bound.home().limit(bound.limit).table_at() == table => return self.make_space(hash),
-            Blocked::Sealed | Blocked::Full => {}
+            Blocked::Sealed | Blocked::Small(_) | Blocked::Full => {}
         }
         bound.follow();
         Ok(())
     }
 
+    /// Gives a key a larger ring, if a start of this weight needs it. That takes microseconds, so a caller that must not
+    /// wait does it, too, unless the lock is busy, or there is no space yet.
+    fn grow_key(&self, hash: Hash, weight: u64) -> Result<()> {
+        if MayWait::here() != MayWait::Never {
+            return self.search(&self.large_until, &|home, table, rests| home.mend_key(table, hash, weight, rests));
+        }
+        let at_once = |home: &Locked, _, table: &Table| home.mend_key(table, hash, weight, true);
+        match MayWait::BrieflyHere.during(|| self.with_table_for(Duration::ZERO, at_once)) {
+            Ok(Space::Available) => Ok(()),
+            Ok(Space::Searched { .. }) | Err(Error::StoreTimeout { .. }) => Err(Error::WouldWait),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Makes space for a new key, in steps between which the lock is free.
     fn make_space(&self, hash: Hash) -> Result<()> {
-        let (began, patience) = (Instant::now(), MayWait::patience(self.store.options.timeout)?);
         let rests = monotonic_ns() < self.full_until.load(Relaxed);
         let bound = self.bound()?;
         let (home, table) = (bound.home(), bound.latest());
@@ -571,13 +592,22 @@ impl Limit {
         if rests && home.of(table).spare_blocks() == 0 && !home.limit(bound.limit).has_plans() {
             return Err(home.of(table).share_is_full());
         }
-        let need = if rests { Need::KeyAtOnce } else { Need::Key };
+        self.search(&self.full_until, &|home, table, rests| {
+            home.make_space(table, hash, if rests { Need::KeyAtOnce } else { Need::Key })
+        })
+    }
+
+    /// Takes the steps of a search for space, between which the lock is free. Shortly after one in vain, none is made:
+    /// `rests`.
+    fn search(&self, until: &AtomicU64, step: &dyn Fn(&Locked, &Table, bool) -> Result<Space>) -> Result<()> {
+        let (began, patience) = (Instant::now(), MayWait::patience(self.store.options.timeout)?);
+        let rests = monotonic_ns() < until.load(Relaxed);
         let mut search = Search::default();
         loop {
-            let space = self.with_table(|home, _, table| home.make_space(table, hash, need))?;
+            let space = self.with_table(|home, _, table| step(home, table, rests))?;
             let found = search.has_found(space);
             if found.is_err() && !rests {
-                self.full_until.store(monotonic_ns() + IN_VAIN, Relaxed);
+                until.store(monotonic_ns() + IN_VAIN, Relaxed);
             }
             if found? {
                 return Ok(());

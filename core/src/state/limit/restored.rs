@@ -6,6 +6,7 @@ use crate::fault;
 use crate::fork::jitter;
 use crate::hash::Hash;
 use crate::state::cells::home::Blocked;
+use crate::state::ledger::restoring::Rows;
 use crate::waiting::MayWait;
 use std::ptr;
 use std::time::{Duration, Instant};
@@ -50,10 +51,13 @@ impl Limit {
     fn try_restore(&self, hash: Hash, text: &str, adds: bool) -> Result<Restored> {
         let bound = self.bound()?;
         let (home, table) = (bound.home(), bound.latest());
-        if !home.of(table).may_restore() {
+        if !home.of(table).is_added_under_lock() {
             return Ok(Restored::There);
         }
-        let rows = self.store.rows_of(home, ((home.limit(bound.limit).id(), hash), table.policy.longest()))?;
+        let rows = match home.of(table).may_restore() {
+            true => self.store.rows_of(home, ((home.limit(bound.limit).id(), hash), table.policy.longest()))?,
+            false => Rows::default(),
+        };
         if rows.is_empty() && !adds {
             return Ok(Restored::New);
         }

@@ -13,6 +13,7 @@
 //! The database decides which key is on which plan (`policies.rs`). The lane follows, in steps that can be repeated
 //! from the start.
 
+use super::rewrite::{Room, units_of};
 use super::space::{MAX_TURNS, Need, Search};
 use crate::algorithm::Start;
 use crate::algorithm::leases::SLOT_WORDS;
@@ -117,13 +118,17 @@ impl BlockCells<'_> {
 impl Locked<'_> {
     /// Makes space for moving a key to another plan, so that the move cannot fail.
     pub fn make_space_for_key(&self, limit: Option<LimitAt>, policy: Option<Policy>) -> Result<()> {
-        let Some(table) = limit.map(|limit| self.limit(limit).table()) else { return Ok(()) };
+        let Some(limit) = limit else { return Ok(()) };
+        let table = self.limit(limit).table();
         let policy = policy.unwrap_or(table.policy);
         let plan = CHAINS + table_word::WORDS + key_word::RING;
         // Its segment may have to be rewritten in two parts, together with a directory.
         let depth = self.index(&table).root().map_or(0, Root::depth);
         let segments = 2 * (index_word::SLOTS + 2 * index_word::MAX_CAPACITY) + index_word::SLOTS + (2 << depth);
-        self.grow(plan + 2 * (self.key_words(policy) + self.ring(policy)) + segments)
+        // It keeps its ring, which may be larger than the policy needs.
+        let largest = self.rings_of(limit).max().unwrap_or(0);
+        let ring = if self.grows(policy) { self.ring(policy).max(largest) } else { self.ring(policy) };
+        self.grow(plan + 2 * self.all_words(policy, ring) + segments)
     }
 
     /// Applies a policy of its own, or the limit's, to a key. Its starts keep counting; places are exchanged.
@@ -165,7 +170,7 @@ impl Locked<'_> {
                     self.replace(limit, table.policy.after(current.policy), false)?;
                     continue;
                 }
-                self.rewrite_as(&table, hash, &own, |_| {})?;
+                self.rewrite_as(&table, hash, &own, Room::NONE, |_| {})?;
             } else if policy.is_some() {
                 self.block(from.at).word(key_word::TABLE).store(own.at.offset(), Release);
             } else {
@@ -272,7 +277,7 @@ impl Locked<'_> {
     }
 
     fn new_stub(&self, plan: &Table, hash: Hash, text: &str) -> Result<BlockAt> {
-        let at = self.used_in(STUBS).map_or_else(|| self.allocate(STUB_WORDS), Ok)?;
+        let at = self.used_in(STUBS, 0).map_or_else(|| self.allocate(STUB_WORDS), Ok)?;
         self.block(at).word(key_word::LIFE).store(CLOSED, Release);
         self.block(at).word(key_word::IS_STUB).store(1, Release);
         for word in [key_word::GATE, key_word::LISTED].into_iter().chain(key_word::COUNTS) {
@@ -295,14 +300,15 @@ impl Locked<'_> {
 
     /// A block with the cells of a key that had none, with these starts. It is not published yet.
     pub(super) fn write_key(&self, own: &Table, hash: Hash, text: &str, starts: &[Start]) -> Result<BlockAt> {
+        let ring = self.ring_for(own.policy, units_of(starts) + self.of(own).lost_units(), 0);
         loop {
-            // The same amount for which space was made.
-            let need = self.key_words(own.policy) + 16;
-            let new = || {
-                let space = if self.arena.has_space(need) { Ok(()) } else { self.grow_for_keys(2 * need) };
-                space.and_then(|()| self.allocate(self.key_words(own.policy)))
-            };
-            let block = self.used_block(own.policy).map_or_else(new, Ok)?;
+            // At least the amount for which space was made.
+            let need = self.words_with(own.policy, ring) + 16;
+            if !self.has_free(self.class_of(own.policy, ring)) && !self.arena.has_space(need) {
+                self.grow_for_keys(2 * need)?;
+            }
+            let block = self.take_block(own.policy, ring, self.kept_blocks())?;
+            self.note_ring(own, block);
             // A block that has used up its lives is abandoned.
             if let Some(new) = self.block(block).begin(own, hash, text, starts) {
                 return Ok(new.at);
@@ -323,7 +329,7 @@ impl Locked<'_> {
         self.block(into).copy_identity(self, self.block(stub), true);
         index.set_entry(self, slot, hash, into);
         self.retire_stub(stub);
-        self.take_words(self.of(own).limit(), hash, self.block_words(own.policy) - STUB_WORDS);
+        self.take_words(self.of(own).limit(), hash, self.words_of(own, into) - STUB_WORDS);
         Ok(())
     }
 }

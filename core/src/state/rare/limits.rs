@@ -97,7 +97,7 @@ impl Locked<'_> {
     /// The unused key "" of a new table.
     pub(super) fn fresh_empty_key(&self, table: &Table) -> Result<BlockAt> {
         loop {
-            let block = self.unused_block(table)?;
+            let block = self.unused_block(table.policy, table.first_ring)?;
             // A block that has used up its lives is abandoned.
             if let Some(empty) = self.block(block).begin(table, self.hash(b'k', ""), "", &[]) {
                 return Ok(empty.at);

@@ -13,6 +13,7 @@
 //! Changes of one limit come one after another. Changes of several limits form a list, of which only the first may be
 //! half published.
 
+use super::rewrite::Room;
 use crate::atomic::*;
 use crate::damage::bounded;
 use crate::error::{Error, Result};
@@ -23,7 +24,8 @@ use crate::state::cells::heads;
 use crate::state::cells::home::{Home, KeyAt, Table};
 use crate::state::cells::index::Index;
 use crate::state::cells::layout::{
-    At, BlockAt, CHANGER, CHANGER_SEEN, CHANGES, LimitAt, TableAt, index_word, key_word, limit_word, table_word,
+    At, BlockAt, CHANGER, CHANGER_SEEN, CHANGES, LimitAt, OLDER_WORDS, TableAt, index_word, key_word, limit_word,
+    table_word,
 };
 use crate::state::cells::limit::LimitCells;
 use crate::state::cells::locked::Locked;
@@ -150,6 +152,7 @@ impl Locked<'_> {
         self.set(new.at + table_word::CLEARED, cleared);
         let root = self.index(&old).root().expect("a table in use has an index");
         self.arena.word(new.at + table_word::INDEX).store(root.again().0, Release);
+        let had = self.words_of(&old, At::new(self.of(&old).empty_key().load(Acquire)));
         let empty = self.write_empty_key(&old, &new, is_forgetting)?;
         self.arena.word(new.at + table_word::EMPTY_KEY).store(empty.offset(), Release);
         // In this order, so that a process that dies leaves a change that is either not published or in the list.
@@ -169,7 +172,7 @@ impl Locked<'_> {
             self.limit(limit).policy_changed();
         }
         // The block of the key "".
-        self.take_instead(&new, self.hash(b'k', ""), old.policy, policy);
+        self.take_instead(&new, self.hash(b'k', ""), had, self.words_of(&new, empty));
         self.complete();
         Ok(())
     }
@@ -183,7 +186,7 @@ impl Locked<'_> {
         }
         let from = BlockAt::new(self.of(old).empty_key().load(Acquire));
         let life = self.block(from).word(key_word::LIFE).load(Acquire);
-        self.write_elsewhere(old, KeyAt { at: from, life, table: old.at }, new, |_| {})
+        self.write_elsewhere(old, KeyAt { at: from, life, table: old.at }, new, Room::NONE, |_| {})
     }
 
     /// Continues a change in which a process died. For every holder of the structure lock.
@@ -294,7 +297,7 @@ impl Locked<'_> {
             if !self.of(table).is_before(&own) || self.block(at).is_idle(&own) {
                 continue;
             }
-            self.rewrite_as(table, self.block(at).hash(), table, |_| {})?;
+            self.move_to(table, (self.block(at).hash(), at))?;
             if (n % 16 == 0 || fault::takes_small_steps()) && is_over(began) {
                 return Ok(false);
             }
@@ -314,18 +317,30 @@ impl Locked<'_> {
         if !found.is_some_and(|(_, found)| self.of(table).is_before(&self.of(table).for_key(found))) {
             return Ok(false);
         }
-        self.rewrite_as(table, hash, table, |_| {}).map(|_| true)
+        let at = found.map(|(_, found)| found.at).expect("it was found");
+        self.move_to(table, (hash, at)).map(|_| true)
+    }
+
+    /// Moves a key to the limit's table. Space was made before the change was published, but processes may have died with
+    /// it. If there is none, the key waits for it: it starts nothing by the previous policy.
+    pub(super) fn move_to(&self, table: &Table, (hash, at): (Hash, BlockAt)) -> Result<BlockAt> {
+        let moved = self.rewrite_as(table, hash, table, Room::NONE, |_| {});
+        if moved.is_err() && !fault::planted("left behind") {
+            self.seal_cells(self.block(at).cells(&self.block(at).table(table)));
+        }
+        moved
     }
 
     /// Makes space for a replacing policy, so that applying it cannot fail, or for a new limit.
     pub fn make_space_for(&self, limit: Option<LimitAt>, policy: Policy) -> Result<()> {
-        let block = self.key_words(policy) + self.ring(policy) + 16;
         let segment = |slots| index_word::SLOTS + 2 * slots + 16;
         let Some(limit) = limit else {
+            let block = self.all_words(policy, self.first_ring(policy)) + 16;
             let tenants = if policy.is_shared() { heads::WORDS } else { 0 };
             let limit = limit_word::WORDS + table_word::WORDS + tenants;
             return self.grow(limit + 2 * block + segment(index_word::FIRST_CAPACITY));
         };
+        let block = self.most_words(policy) + 16;
         let table = self.limit(limit).table();
         let depth = self.index(&table).root().map_or(0, |root| root.depth());
         let count = |segment: SegmentCells| segment.word(index_word::COUNT).load(Relaxed);
@@ -335,10 +350,13 @@ impl Locked<'_> {
             let parts: u64 = full.map(|of| segment(of.capacity())).sum();
             parts + 2 * segment(index_word::MAX_CAPACITY) + segment(1 << depth)
         };
-        // The block of a moved key serves the next key, if it is as large: see `block_to_write`.
+        // The block of a moved key serves the next key, if it is as large: see `block_to_write`. Where rings grow, keys keep
+        // their sizes, of which each needs a block for the first key.
+        let has_rings = self.grows(policy) && self.grows(table.policy);
         let is_same = self.block_class(policy) == self.block_class(table.policy);
+        let origins = self.block(At::new(self.of(&table).empty_key().load(Acquire))).ring() + OLDER_WORDS + 16;
         let needed = || {
-            let keys = match is_same {
+            let keys = || match is_same {
                 true => 0,
                 // The others are tenants for which a share is kept. They have no cells.
                 false if policy.is_shared() => {
@@ -346,13 +364,22 @@ impl Locked<'_> {
                 }
                 false => self.index(&table).segments().map(count).sum(),
             };
-            (keys.saturating_sub(self.used_blocks(policy)) + 2) * block + index() + table_word::WORDS
+            let blocks = match has_rings {
+                // (The key "" also gets space for the tickets of its starts.)
+                true => self.spare_blocks_for(limit, policy, false).unwrap_or(0) + origins,
+                false => (keys().saturating_sub(self.used_blocks(policy)) + 3) * block,
+            };
+            blocks + index() + table_word::WORDS
+        };
+        let has_made = |made: Result<()>| match made {
+            Ok(()) if has_rings => self.spare_blocks_for(limit, policy, true).map(drop),
+            made => made,
         };
         // A longer window counts starts of keys that are idle now. They are kept if the store can hold them.
         if policy.longest() > table.policy.longest() {
             match self.grow_some(needed()) {
                 Err(Error::StoreFull { .. }) => {}
-                made => return made,
+                made => return has_made(made),
             }
         }
         // No change of this limit is in progress.
@@ -365,7 +392,7 @@ impl Locked<'_> {
         if !matches!(made, Err(Error::StoreTimeout { .. })) {
             swept_to.store(0, Release);
         }
-        made
+        has_made(made)
     }
 
     /// Forgets the idle keys of a limit from a hash on, a moment's at a time: if some are left, it fails, and the caller

@@ -11,6 +11,7 @@
 //! the search takes a few segments, and a new key pays for a few steps. The next one goes on where they ended. So no
 //! caller pays for more, and every key is examined if new ones are refused again and again.
 
+use super::rewrite::units_of;
 use crate::algorithm::Start;
 use crate::algorithm::cells::Cells;
 use crate::atomic::*;
@@ -26,7 +27,7 @@ use crate::state::cells::layout::{
 };
 use crate::state::cells::locked::Locked;
 use crate::state::cells::segment::{SegmentCells, block, empty, entry, untagged};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -102,7 +103,8 @@ impl Locked<'_> {
         let mut search = Search::default();
         // No other process repairs the key or makes space during this, but others may take the space that was made.
         for _ in 0..MAX_TURNS {
-            match self.index(table).find_or_begin(hash, &|at| self.block(at).begin(table, hash, text, starts)) {
+            let begin = |at| self.block(at).begin(table, hash, text, starts);
+            match self.add_with(table, hash, units_of(starts), &begin) {
                 Ok(found) => return Ok(found),
                 Err(Blocked::Refused(error)) => return Err(error),
                 Err(Blocked::Full) => drop(search.has_found(self.make_space(table, hash, Need::Key)?)?),
@@ -110,6 +112,63 @@ impl Locked<'_> {
             }
         }
         nonsense("a repaired key did not stay repaired")
+    }
+
+    /// Finds or adds a key with so many units, besides those that the ledger may have missed.
+    pub(in crate::state) fn add_with(
+        &self,
+        table: &Table,
+        hash: Hash,
+        units: u64,
+        begin: &dyn Fn(BlockAt) -> Option<KeyAt>,
+    ) -> Result<KeyAt, Blocked> {
+        let ring = self.ring_for(table.policy, units + self.of(table).lost_units(), 0);
+        if ring == table.first_ring || self.index(table).find(hash)?.is_some() {
+            return self.index(table).find_or_begin(hash, begin);
+        }
+        // Only a key with starts gets what new keys do not.
+        if units == 0 && (self.of(table).spare_blocks() == 0 || !self.has_room(table, ring, true)) {
+            return Err(Blocked::Full);
+        }
+        // The block for a new key is too small. The lock keeps others from adding this key.
+        let large = self.take_block(table.policy, ring, if units == 0 { self.kept_blocks() } else { 0 })?;
+        self.note_ring(table, large);
+        let is_used = Cell::new(false);
+        let added = self.index(table).find_or_begin(hash, &|small| {
+            self.retire_new(table, small);
+            is_used.set(true);
+            begin(large)
+        });
+        match is_used.get() {
+            true => self.take_instead(table, hash, self.block_words(table.policy), self.words_of(table, large)),
+            false => self.retire_block(table.policy, large),
+        }
+        added
+    }
+
+    /// Makes space for a larger ring, as for a new key: not from the reserve, and within the limit's share. `at_once`:
+    /// without a search for idle keys, and without making the store larger.
+    pub(super) fn space_for_ring(&self, own: &Table, ring: u64, at_once: bool) -> Result<Space> {
+        let has_room = || self.has_room(own, ring, at_once);
+        if has_room() {
+            return Ok(Space::Available);
+        }
+        let is_all = at_once || self.sweep(None, None)?.is_all;
+        match has_room() {
+            true => Ok(Space::Available),
+            false if self.of(own).may_grow_to(ring) => {
+                // The store has no space, whatever the limit's share.
+                let full = self.grow_for_keys(self.all_words(own.policy, ring)).err();
+                Ok(full.map_or(Space::Available, |full| Space::Searched { is_all, full }))
+            }
+            false => Ok(Space::Searched { is_all, full: self.of(own).share_is_full() }),
+        }
+    }
+
+    /// Puts a block that was taken for a new key into its list of free ones.
+    fn retire_new(&self, table: &Table, at: BlockAt) {
+        let at = if self.block(at).ring() == 0 { self.with_size(at, table.first_ring) } else { at };
+        self.retire_block(table.policy, at);
     }
 
     /// Makes the space that [`Blocked::Full`] asked for, for a key with this hash.
@@ -121,6 +180,13 @@ impl Locked<'_> {
         }
         if need == Need::Restored {
             return self.make_space_to_restore(table, hash).map(|()| Space::Available);
+        }
+        let ring = self.ring_for(table.policy, self.of(table).lost_units(), 0);
+        if need != Need::Plan && ring > table.first_ring {
+            let space = self.space_for_ring(table, ring, rests)?;
+            if !matches!(space, Space::Available) {
+                return Ok(space);
+            }
         }
         if need != Need::Plan && self.of(table).spare_blocks() == 0 {
             let step = if rests { None } else { self.make_space_in_share(table, hash)? };
@@ -137,7 +203,8 @@ impl Locked<'_> {
         let hoards = self.arena.has_space(block) || fault::planted("hoarded blocks");
         let spare = || if need == Need::Plan { STOCK } else { self.of(table).spare_blocks() };
         let most = |spare| if hoards && spare > MANY { u64::MAX } else { STOCK.min(spare) };
-        let restock = || self.index(table).segment(hash).restock(self, (table, hash), most(spare()));
+        let restock = || self.index(table).segment(hash).restock(self, (table, hash), (most(spare()), false));
+        let restock_any = || self.index(table).segment(hash).restock(self, (table, hash), (most(spare()), true));
         if segment.takes_no_key(table) {
             match self.renew_segment(table, hash.0[0], false) {
                 Ok(_) if restock() || self.has_stock(table, hash) => return Ok(Space::Available),
@@ -158,13 +225,13 @@ impl Locked<'_> {
         // The sweep may rewrite the segment.
         let nothing = Step { freed: 0, is_all: true };
         let step = if rests { nothing } else { self.sweep(Some(self.block_class(table.policy)), None)? };
-        if step.freed >= ENOUGH && restock() {
+        if step.freed >= ENOUGH && restock_any() {
             return Ok(Space::Available);
         }
         // Twice what the next key needs, so that one short allocation does not lead straight to the next.
         match self.grow_for_keys(2 * block) {
             Ok(()) => Ok(Space::Available),
-            Err(_) if restock() => Ok(Space::Available),
+            Err(_) if restock_any() => Ok(Space::Available),
             Err(full) => Ok(Space::Searched { is_all: step.is_all, full }),
         }
     }
@@ -201,13 +268,15 @@ impl Locked<'_> {
 
     /// Makes space for the cells of a key that has none.
     fn make_space_to_wake(&self, plan: &Table, rests: bool) -> Result<Space> {
-        let (class, block) = (self.block_class(plan.policy), self.key_words(plan.policy) + 16);
-        if self.has_used_block(plan.policy) || self.arena.has_space(block) {
+        let ring = self.ring_for(plan.policy, self.of(plan).lost_units(), 0);
+        let (class, block) = (self.class_of(plan.policy, ring), self.words_with(plan.policy, ring) + 16);
+        if self.has_free(class) || self.arena.has_space(block) {
             return Ok(Space::Available);
         }
-        let step = if rests { Step { freed: 0, is_all: true } } else { self.sweep(Some(class), None)? };
+        let first = self.block_class(plan.policy);
+        let step = if rests { Step { freed: 0, is_all: true } } else { self.sweep(Some(first), None)? };
         Ok(match self.grow_for_keys(2 * block) {
-            Err(full) if step.freed == 0 => Space::Searched { is_all: step.is_all, full },
+            Err(full) if !self.has_free(class) => Space::Searched { is_all: step.is_all, full },
             _ => Space::Available,
         })
     }
@@ -225,7 +294,8 @@ impl Locked<'_> {
                 renewed => drop(renewed?),
             }
         }
-        let restock = || self.has_stock(table, hash) || self.index(table).segment(hash).restock(self, (table, hash), 1);
+        let restock =
+            || self.has_stock(table, hash) || self.index(table).segment(hash).restock(self, (table, hash), (1, true));
         if restock() {
             return Ok(());
         }
@@ -239,7 +309,7 @@ impl Locked<'_> {
         }
         // A new key may use new space only within the limit's share, but a stocked block in any case.
         let block = self.allocate(block)?;
-        self.retire_block(table.policy, block);
+        self.retire_new(table, block);
         restock();
         Ok(())
     }
@@ -320,15 +390,17 @@ impl Locked<'_> {
         self.take_words(self.of(table).limit(), Hash([hash, 0]), words);
         self.return_words(self.of(table).limit(), Hash([hash, 0]), words_before);
         // Only now: a process that restarts this work must find the blocks in their old places.
-        let freed = blocks.map(|at| self.retire_block(table.policy, at)).count() as u64;
+        let mut freed = blocks.map(|at| self.retire_new(table, at)).count() as u64;
         misfits.into_iter().for_each(|at| self.retire_to(class, at));
         if !is_sweep {
             // The forgotten keys may return, and need blocks of this table's size then.
             for segment in new {
                 let most = (others.len() as u64).min(self.of(table).spare_blocks());
-                segment.restock(self, (table, Hash([hash, 0])), most);
+                segment.restock(self, (table, Hash([hash, 0])), (most, false));
             }
         }
+        let classes = self.classes_for(self.block_class(table.policy));
+        freed += others.iter().filter(|(class, _)| classes.contains(class)).count() as u64;
         others.into_iter().for_each(|(class, at)| self.retire_to(class, at));
         if root.depth() > 0 {
             self.set_free(DIRECTORIES + u64::from(root.depth()), root.directory());
@@ -351,7 +423,8 @@ impl Locked<'_> {
                 self.arena.word(table.at + table_word::EMPTY_KEY).store(at.offset(), Release);
             }
             let (own, is_stub) = (&self.block(at).table(table), self.block(at).is_stub());
-            let (is_before, class) = (self.of(table).is_before(own), self.block_class(own.policy));
+            let class = self.class_of(own.policy, self.block(at).ring());
+            let is_before = self.of(table).is_before(own);
             if own.at != table.at && forgets {
                 if !is_stub {
                     self.seal_cells(self.block(at).cells(own));
@@ -373,7 +446,7 @@ impl Locked<'_> {
                 };
                 match is_nothing {
                     true => others.push((class, at)),
-                    false => kept.push(self.rewrite_as(table, self.block(at).hash(), table, |_| {})?),
+                    false => kept.push(self.move_to(table, (self.block(at).hash(), at))?),
                 }
                 continue;
             }
@@ -386,7 +459,11 @@ impl Locked<'_> {
             }
             // A decision may have come before the seal.
             if self.block(at).is_idle(own) && own.at == table.at {
-                idle.push(at);
+                match class == self.block_class(table.policy) {
+                    true => idle.push(at),
+                    // Its ring has grown.
+                    false => others.push((class, at)),
+                }
             } else if self.block(at).is_idle(own) {
                 kept.push(self.stub_of(own, at, true)?);
                 others.push((class, at));
@@ -634,18 +711,23 @@ impl<'h> SegmentCells<'h> {
         }
     }
 
-    /// Gives it used blocks for as many keys as it has space for, but at most so many. Returns whether there were
-    /// any. A process that dies here loses one.
-    fn restock(self, locked: &Locked, (table, hash): (&Table, Hash), most: u64) -> bool {
+    /// Gives it used blocks for as many keys as it has space for, but at most so many. With `any`, larger ones serve, too.
+    /// Returns whether there were any. A process that dies here loses one.
+    fn restock(self, locked: &Locked, (table, hash): (&Table, Hash), (most, any): (u64, bool)) -> bool {
         let (free, capacity) = (self.word(index_word::FREE), self.capacity());
         let (first, space) = (free.load(Acquire), self.free_slots().min(most));
-        let blocks = std::iter::from_fn(|| locked.used_block(table.policy));
-        let stocked = (first..capacity.min(first + space)).zip(blocks).map(|(i, at)| {
+        let class = locked.block_class(table.policy);
+        let classes = if any { locked.classes_for(class) } else { class..=class };
+        let used = || classes.clone().find_map(|class| locked.used_in(class, locked.kept_blocks()));
+        let (mut count, mut words) = (0, 0);
+        for (i, at) in (first..capacity.min(first + space)).zip(std::iter::from_fn(used)) {
+            locked.note_ring(table, at);
+            words += locked.stock_words(table.policy, at);
             self.stocked(i).store(at.offset(), Release);
             free.store(i + 1, Release);
-        });
-        let count = stocked.count() as u64;
-        locked.take_words(locked.of(table).limit(), hash, count * locked.block_words(table.policy));
+            count += 1;
+        }
+        locked.take_words(locked.of(table).limit(), hash, words);
         count > 0
     }
 
