@@ -103,6 +103,51 @@ fn every_answer_is_that_of_a_whole_ring() {
     }
 }
 
+/// All that a key tells about itself is the same in a small ring and in a whole one.
+#[test]
+fn peeks_and_forecasts_are_those_of_a_whole_ring() {
+    for seed in 0..12 {
+        let mut random = Random::seeded(seed);
+        let windows: &[(u64, u64)] = [&[(1_000, 60)][..], &[(40, 5), (900, 90)], &[(300, 20)]][seed as usize % 3];
+        let windows: Vec<_> = windows.iter().map(|&(limit, length)| (limit, Duration::from_secs(length))).collect();
+        let (capacity, longest) = (windows[0].0, windows.last().unwrap().1);
+        let clock = ManualClock::new();
+        let mut options = StoreOptions::default();
+        options.clock = Some(clock.clone());
+        let store = Store::with_options("memory:", options).unwrap();
+        let limiter = store.declare("api", Policy::rate_in(&windows).unwrap()).unwrap();
+        // Each start of all units at once, and a debt of as many, make a ring whole.
+        let all = attempt(&*limiter, "whole", capacity).unwrap();
+        limiter.settle(&all, 2 * capacity).unwrap();
+        clock.advance(3 * longest);
+        for step in 0..400 {
+            let weight = 1 + random.scaled(capacity / 4);
+            match random.below(10) {
+                0..6 => {
+                    let both = ["small", "whole"].map(|key| attempt(&*limiter, key, weight).is_some());
+                    assert_eq!(both[0], both[1], "seed {seed}, step {step}");
+                }
+                6 => {
+                    let reserve = |key| limiter.reserve(key, weight, Some(2 * longest), None).unwrap();
+                    let both = ["small", "whole"].map(|key| match reserve(key) {
+                        Reserved::Place { after, .. } => Some(after),
+                        Reserved::Denied(_) => None,
+                    });
+                    assert_eq!(both[0], both[1], "seed {seed}, step {step}");
+                }
+                _ => clock.advance(Duration::from_micros(random.scaled(20_000_000))),
+            }
+            let weight = 1 + random.scaled(capacity - 1);
+            let [small, whole] = ["small", "whole"].map(|key| limiter.peek(key, weight).unwrap());
+            let of = |seen: &Decision| (seen.admitted, seen.retry_after, seen.remaining, seen.reset_after);
+            assert_eq!(of(&small), of(&whole), "seed {seed}, step {step}: a peek of {weight}");
+            let starts = 1 + random.scaled(3 * capacity);
+            let [small, whole] = ["small", "whole"].map(|key| limiter.forecast(starts, key).unwrap());
+            assert_eq!(small, whole, "seed {seed}, step {step}: a forecast of {starts}");
+        }
+    }
+}
+
 #[test]
 fn threads_that_start_while_a_ring_grows_get_the_whole_limit_together() {
     for _ in 0..20 {
@@ -113,6 +158,51 @@ fn threads_that_start_while_a_ring_grows_get_the_whole_limit_together() {
             threads.into_iter().map(|thread| thread.join().unwrap()).sum()
         });
         assert_eq!(admitted, 300);
+    }
+}
+
+/// One of them is forked from the other, with a limiter that it has used.
+#[test]
+fn processes_that_start_while_a_ring_grows_get_the_whole_limit_together() {
+    let (dir, admitted) = (Dir::in_memory("growing"), shared(1));
+    let store = Store::new(&dir.url()).unwrap();
+    let limiter = RateLimiter::new(&store, "api", 700, HOUR).unwrap();
+    for round in 0..10 {
+        let key = format!("key {round}");
+        let before = u64::from(attempt(&limiter, &key, 1).is_some());
+        admitted[0].store(before, Release);
+        let children: Vec<Child> =
+            (0..2).map(|_| Child::run(|| drop(admitted[0].fetch_add(drain(&limiter, &key), AcqRel)))).collect();
+        admitted[0].fetch_add(drain(&limiter, &key), AcqRel);
+        children.into_iter().for_each(Child::join);
+        assert_eq!(admitted[0].load(Acquire), 700, "{key}");
+    }
+}
+
+/// Waiters of threads and places of a joint start, while the rings that they wait for grow.
+#[test]
+fn waiters_and_parts_see_no_end_of_a_small_ring() {
+    let store = Store::new("memory:").unwrap();
+    let limiter = RateLimiter::new(&store, "api", 60, Duration::from_millis(150)).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                for _ in 0..60 {
+                    assert!(limiter.acquire("key", 1, None).unwrap().is_some());
+                }
+            });
+        }
+    });
+    let tenants = store.limiter("tenants", "300/1h shared").unwrap();
+    let calls = store.limiter("calls", "500/1h").unwrap();
+    let both = CompositeLimiter::new([tenants.clone(), calls.clone()]);
+    let mut admitted = [0; 2];
+    for start in 0..400 {
+        admitted[start % 2] += u64::from(attempt(&both, ["acme", "other"][start % 2], 1).is_some());
+    }
+    assert_eq!(admitted, [150, 150]);
+    for key in ["acme", "other"] {
+        assert_eq!((both.peek(key, 1).unwrap().remaining, calls.peek(key, 1).unwrap().remaining), (0, 350), "{key}");
     }
 }
 
@@ -165,6 +255,27 @@ fn grown_and_small_rings_change_their_policies_alike() {
         assert_eq!((left("small"), left("grown")), (1_000, 1_000));
         assert_eq!(drain(&limiter, "small"), 1_000);
     }
+}
+
+/// A small ring has overwritten starts of earlier windows. A longer window may count them: no more than the ring could hold in each.
+#[test]
+fn a_longer_window_counts_what_a_small_ring_could_have_admitted() {
+    let clock = ManualClock::new();
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    let store = Store::with_options("memory:", options).unwrap();
+    let limiter = RateLimiter::new(&store, "api", 1_000, HOUR).unwrap();
+    for _ in 0..900 {
+        assert!(attempt(&limiter, "key", 1).is_some());
+        clock.advance(HOUR);
+    }
+    store.override_limit("api", "1000/1d", None).unwrap();
+    let used = 1_000 - limiter.peek("key", 1).unwrap().remaining;
+    // A start an hour, and 15 at most in each that is forgotten.
+    assert!((23..=24 * 15).contains(&used), "{used}");
+    assert_eq!(drain(&limiter, "key"), 1_000 - used);
+    clock.advance(24 * HOUR);
+    assert_eq!(drain(&limiter, "key"), 1_000);
 }
 
 #[test]

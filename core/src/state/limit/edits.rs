@@ -11,7 +11,7 @@ use crate::state::cells::home::{Home, Keeping, Table};
 use crate::state::cells::layout::LimitAt;
 use crate::state::cells::locked::Locked;
 use crate::state::ledger::gather::moment;
-use crate::state::rare::rewrite::Room;
+use crate::state::rare::growing::Room;
 use crate::state::rare::take_back::take_back;
 use crate::stats::Stats;
 use crate::waiting::MayWait;

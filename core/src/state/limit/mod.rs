@@ -24,6 +24,7 @@ use crate::state::cells::home::{Blocked, Home, KeyAt, Table};
 use crate::state::cells::locked::Locked;
 use crate::state::counts::{Counts, STORE_ERRORS};
 use crate::state::ledger::declared::{check_names, part_names};
+use crate::state::rare::growing::Effort;
 use crate::state::rare::space::{Need, Search, Space};
 use crate::state::session::made::Made;
 use crate::state::session::options::OnError;
@@ -573,9 +574,11 @@ impl Limit {
     /// wait does it, too, unless the lock is busy, or there is no space yet.
     fn grow_key(&self, hash: Hash, weight: u64) -> Result<()> {
         if MayWait::here() != MayWait::Never {
-            return self.search(&self.large_until, &|home, table, rests| home.mend_key(table, hash, weight, rests));
+            return self.search(&self.large_until, &|home, table, rests| {
+                home.mend_key(table, hash, weight, if rests { Effort::NoSearch } else { Effort::Search })
+            });
         }
-        let at_once = |home: &Locked, _, table: &Table| home.mend_key(table, hash, weight, true);
+        let at_once = |home: &Locked, _, table: &Table| home.mend_key(table, hash, weight, Effort::AtOnce);
         match MayWait::BrieflyHere.during(|| self.with_table_for(Duration::ZERO, at_once)) {
             Ok(Space::Available) => Ok(()),
             Ok(Space::Searched { .. }) | Err(Error::StoreTimeout { .. }) => Err(Error::WouldWait),

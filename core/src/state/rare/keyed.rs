@@ -13,7 +13,8 @@
 //! The database decides which key is on which plan (`policies.rs`). The lane follows, in steps that can be repeated
 //! from the start.
 
-use super::rewrite::{Room, units_of};
+use super::growing::Room;
+use super::rewrite::units_of;
 use super::space::{MAX_TURNS, Need, Search};
 use crate::algorithm::Start;
 use crate::algorithm::leases::SLOT_WORDS;

@@ -3,7 +3,9 @@
 //!
 //! It knows no database. All wings above may call it, with the token of that lock.
 
+pub(super) mod blocks;
 pub(super) mod carry_over;
+pub(super) mod growing;
 pub(super) mod keyed;
 pub(super) mod limits;
 pub(super) mod replace;

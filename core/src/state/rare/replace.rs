@@ -13,7 +13,7 @@
 //! Changes of one limit come one after another. Changes of several limits form a list, of which only the first may be
 //! half published.
 
-use super::rewrite::Room;
+use super::growing::Room;
 use crate::atomic::*;
 use crate::damage::bounded;
 use crate::error::{Error, Result};

@@ -4,9 +4,9 @@
 //! cleared, or its policy changes. All of this happens under the structure lock, in an order that lets the next holder
 //! repeat it from the start if this process dies. The replaced block is reused, with another life for its cells.
 
-use super::space::Space;
+use super::growing::{Effort, Room};
 use crate::algorithm::cells::Cells;
-use crate::algorithm::log::{CLOSED, FIRST_SLOTS};
+use crate::algorithm::log::CLOSED;
 use crate::algorithm::{Forgotten, History, Start};
 use crate::atomic::*;
 use crate::damage::nonsense;
@@ -14,29 +14,13 @@ use crate::error::{Error, Result};
 use crate::fault;
 use crate::hash::Hash;
 use crate::os::wake_all;
-use crate::policy::{Policy, Shape};
+use crate::policy::Shape;
 use crate::state::cells::block::{BlockCells, table_in};
 use crate::state::cells::home::{Home, KeyAt, Table};
-use crate::state::cells::layout::{
-    At, BlockAt, FREE_KEYS, LimitAt, OLDER_WORDS, TableAt, key_word, limit_word, table_word,
-};
+use crate::state::cells::layout::{At, BlockAt, LimitAt, OLDER_WORDS, TableAt, key_word, table_word};
 use crate::state::cells::locked::Locked;
-use crate::state::cells::share::COUNT;
 use crate::state::rare::carry_over::carry_over;
 use crate::time::{MAX_TIME, Now, Tick};
-
-const FIRST: u64 = (1 << COUNT) - 1;
-
-/// What a key needs room for besides what it has: units that an edit adds, and then a start.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Room {
-    pub units: u64,
-    pub weight: u64,
-}
-
-impl Room {
-    pub const NONE: Room = Room { units: 0, weight: 0 };
-}
 
 impl Locked<'_> {
     /// Rewrites a key of the table into another block, with this edit of its history. Returns the block.
@@ -135,58 +119,12 @@ impl Locked<'_> {
     }
 
     /// The history in cells, as it is by the policy of `own`.
-    fn history_as(&self, before: &Table, from: KeyAt, own: &Table, (cells, now): (&Cells, Now)) -> History {
+    pub(super) fn history_as(&self, before: &Table, from: KeyAt, own: &Table, (cells, now): (&Cells, Now)) -> History {
         let mut history = self.block(from.at).history(before, (cells, now));
         if own.at != before.at {
             self.carry_over((before, self.block(from.at).ring()), own, &mut history, now);
         }
         history
-    }
-
-    /// The ring that can hold what a key has, or will have when it is sealed, and then some room. It does not shrink, so a key
-    /// that gets another policy needs a block like the one that it gives back. If a longer window needs a larger one, and there
-    /// is no space, the key keeps the size that it has. What does not fit is left out, and counts until the latest of it is
-    /// over.
-    fn ring_to_write(&self, before: &Table, from: KeyAt, own: &Table, room: Room) -> u64 {
-        if !self.grows(own.policy) {
-            return own.ring;
-        }
-        if !self.grows(before.policy) {
-            // Its units are not those of single starts.
-            return self.ring_for(own.policy, own.ring, 0);
-        }
-        // Until then, starts fill the present ring at most. But a longer window may count more, and so may what was left out.
-        let has = self.block(from.at).ring();
-        let most = has.saturating_sub(1);
-        let left_out = self.block(from.at).word(key_word::LEFT_OUT).load(Acquire) & !key_word::IS_MIXED;
-        let is_longer = own.policy.longest() > before.policy.longest();
-        let is_all = own.at != before.at && !is_longer && left_out == 0 && before.born == 0;
-        let units = match room.weight == 0 && (own.at == before.at || is_all) {
-            true => most,
-            false => {
-                let (cells, now) = (self.cells(before, from), self.clock.now());
-                let mut history = self.history_as(before, from, own, (&cells, now));
-                pad(&mut history, own, now);
-                history.units_after(own.policy.counts_since(now)).max(most)
-            }
-        };
-        let whole = self.ring(own.policy);
-        let ring = self.ring_for(own.policy, units.saturating_add(room.units), room.weight).max(has);
-        let is_moved = own.at != before.at && room.units == 0;
-        if ring > has && is_moved && !self.has_room(own, ring.min(whole), false) { has } else { ring }
-    }
-
-    /// Returns whether there is room for a larger ring. `at_once`: without making the store larger.
-    pub(super) fn has_room(&self, own: &Table, ring: u64, at_once: bool) -> bool {
-        let is_there = |words| self.arena.has_space(words) || !at_once && self.grow_for_keys(words).is_ok();
-        match self.next_free(self.class_of(own.policy, ring)) {
-            // It may need space for the tickets of its starts.
-            Some(at) if self.block(at).word(key_word::ORIGINS).load(Relaxed) == 0 => {
-                is_there(self.block(at).ring() + OLDER_WORDS)
-            }
-            Some(_) => true,
-            None => self.of(own).may_grow_to(ring) && is_there(self.all_words(own.policy, ring)),
-        }
     }
 
     /// Wakes callers that wait for a completion, since they must now look elsewhere.
@@ -200,139 +138,7 @@ impl Locked<'_> {
 
     /// Completes an interrupted rewrite of a key, if there is one.
     pub fn repair_key(&self, table: &Table, hash: Hash) -> Result<()> {
-        self.mend_key(table, hash, 0, false).map(drop)
-    }
-
-    /// Completes an interrupted rewrite of a key, if there is one, and gives it a larger ring, if a start of this weight
-    /// needs it. `at_once`: only if there is space for that without a search.
-    pub fn mend_key(&self, table: &Table, hash: Hash, weight: u64, at_once: bool) -> Result<Space> {
-        let segment = self.index(table).segment(hash);
-        let Ok((slot, found)) = segment.probe(table, hash) else { return Ok(Space::Available) };
-        if self.block(found.at).is_stub() {
-            self.wake_key(&self.of(table).for_key(found), (segment, slot), found.at, hash, &[])?;
-            return Ok(Space::Available);
-        }
-        let own = self.of(table).for_key(found);
-        if hash == self.hash(b'k', "") && own.at == table.at {
-            self.arena.word(table.at + table_word::EMPTY_KEY).store(found.at.offset(), Release);
-        }
-        let (cells, now) = (self.cells(&own, found), self.clock.now());
-        if cells.has_to_move(own.policy.longest(), now) {
-            // Not by an earlier policy: the change may not have found space for it.
-            if !self.move_key(table, hash)? {
-                self.rewrite(table, hash, |_| {})?;
-            }
-        } else if weight > 0 && cells.has_to_grow(weight, own.policy.longest(), now) {
-            let room = Room { units: 0, weight };
-            let space = self.space_for_ring(&own, self.ring_to_write(&own, found, &own, room), at_once)?;
-            if !matches!(space, Space::Available) {
-                return Ok(space);
-            }
-            self.rewrite_with(table, hash, room, |_| {})?;
-        }
-        Ok(Space::Available)
-    }
-
-    /// An unused block with space for the origins of its starts. If all keys of a limit that has its share are moved to
-    /// another table, they get none, because others need what is left: the starts count then, but cannot be taken back. Nor
-    /// do they where there is only the reserve, because such a move must not fail.
-    /// (The key "" is written before the table is the limit's.)
-    fn block_to_write(&self, before: &Table, table: &Table, ring: u64, keeps: u64) -> Result<BlockAt> {
-        let at = self.take_block(table.policy, ring, keeps)?;
-        let words = self.block(at).ring() + OLDER_WORDS;
-        let is_limits = || self.limit(self.of(table).limit()).table_at() == table.at;
-        let is_full = || self.of(table).spare_blocks() == 0 || self.grow_for_keys(words).is_err();
-        if !(is_limits() && self.of(table).is_before(before) && is_full()) {
-            self.add_origins(table.policy, at)?;
-        }
-        Ok(at)
-    }
-
-    /// Gives a free block space for the origins of its starts, if it has none.
-    fn add_origins(&self, policy: Policy, at: BlockAt) -> Result<()> {
-        let origins = self.block(at).word(key_word::ORIGINS);
-        if policy.has_origins() && !self.is_granted(policy) && origins.load(Relaxed) == 0 {
-            match self.allocate::<()>(self.block(at).ring() + OLDER_WORDS) {
-                Ok(new) => origins.store(new.offset(), Release),
-                Err(full) => {
-                    self.retire_block(policy, at);
-                    return Err(full);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// A block with this ring or a larger one, used or new.
-    pub(in crate::state) fn unused_block(&self, policy: Policy, ring: u64) -> Result<BlockAt> {
-        self.take_block(policy, ring, 0)
-    }
-
-    /// The same, but leaves so many in each list. A larger one serves only if the store cannot grow.
-    pub(super) fn take_block(&self, policy: Policy, ring: u64, keeps: u64) -> Result<BlockAt> {
-        let class = self.class_of(policy, ring);
-        if let Some(at) = self.used_in(class, keeps) {
-            return Ok(at);
-        }
-        let words = self.words_with(policy, ring);
-        if self.grow_for_keys(words).is_err()
-            && let Some(at) = self.classes_for(class).find_map(|class| self.used_in(class, keeps))
-        {
-            return Ok(at);
-        }
-        self.allocate(words).map(|at| self.with_size(at, ring))
-    }
-
-    /// How many blocks of each size are kept for the keys that a change of policies moves: see [`Locked::make_space_for`].
-    pub(super) fn kept_blocks(&self) -> u64 {
-        u64::from(self.changes().are_some())
-    }
-
-    /// The next free block of this class, or one that can serve in its place.
-    pub(super) fn next_free(&self, class: u64) -> Option<BlockAt> {
-        let lists = self.classes_for(class).map(|class| free_blocks(self.arena.word(FREE_KEYS + class)));
-        lists.filter(|(count, _)| *count > self.kept_blocks()).find_map(|(_, first)| first)
-    }
-
-    /// Returns whether there is one.
-    pub(super) fn has_free(&self, class: u64) -> bool {
-        self.next_free(class).is_some()
-    }
-
-    /// Ensures that a limit whose keys get another policy finds a block of each size that they have. Each of them gives back
-    /// one like that which it gets. Returns the words that are missing for that, or gets the blocks.
-    pub(super) fn spare_blocks_for(&self, limit: LimitAt, policy: Policy, gets: bool) -> Result<u64> {
-        let mut missing = 0;
-        for ring in self.rings_of(limit).chain([self.first_ring(policy)]) {
-            if self.used_of(self.class_of(policy, ring)) == 0 {
-                missing += self.all_words(policy, ring) + 16;
-                if gets {
-                    let at = self.with_size(self.allocate(self.words_with(policy, ring))?, ring);
-                    self.add_origins(policy, at)?;
-                    self.retire_block(policy, at);
-                }
-            }
-        }
-        Ok(missing)
-    }
-
-    /// The sizes of rings that keys of a limit have had. (That of new keys may be missing.)
-    pub(super) fn rings_of(&self, limit: LimitAt) -> impl Iterator<Item = u64> + use<> {
-        let rings = self.limit(limit).word(limit_word::RINGS).load(Acquire);
-        self.classes_for(u64::from(FIRST_SLOTS.ilog2())).map(move |class| rings & 1 << class).filter(|ring| *ring != 0)
-    }
-
-    /// Remembers that a key has a ring of this size.
-    pub(super) fn note_ring(&self, own: &Table, at: BlockAt) {
-        if self.grows(own.policy) {
-            self.limit(self.of(own).limit()).word(limit_word::RINGS).fetch_or(self.block(at).ring(), AcqRel);
-        }
-    }
-
-    /// Writes the size of its ring into a new block.
-    pub(in crate::state) fn with_size(&self, at: BlockAt, ring: u64) -> BlockAt {
-        self.block(at).word(key_word::TABLE).store(ring << key_word::SIZE, Release);
-        at
+        self.mend_key(table, hash, 0, Effort::NoSearch).map(drop)
     }
 
     /// Writes a history into a block, which gets the name and gate of `from`. Returns the block that was written:
@@ -388,40 +194,6 @@ impl Locked<'_> {
             }
             None => Err(Error::StoreFull { reason: "more recorded starts than a limit can hold".into() }),
         }
-    }
-
-    pub(in crate::state) fn retire_block(&self, policy: Policy, at: BlockAt) {
-        self.retire_to(self.class_of(policy, self.block(at).ring()), at);
-    }
-
-    pub(super) fn retire_to(&self, class: u64, at: BlockAt) {
-        let head = self.arena.word(FREE_KEYS + class);
-        let (count, first) = free_blocks(head);
-        let size = self.block(at).ring() << key_word::SIZE;
-        self.block(at).word(key_word::NEXT).store(size | first.map_or(0, At::offset), Release);
-        head.store((count + 1) << COUNT | at.offset(), Release);
-    }
-
-    /// The number of free blocks for new keys.
-    pub(super) fn used_blocks(&self, policy: Policy) -> u64 {
-        self.used_of(self.block_class(policy))
-    }
-
-    /// The number of free blocks of a class.
-    pub(super) fn used_of(&self, class: u64) -> u64 {
-        free_blocks(self.arena.word(FREE_KEYS + class)).0
-    }
-
-    /// A free block of a class, if there are more than so many.
-    pub(super) fn used_in(&self, class: u64, keeps: u64) -> Option<BlockAt> {
-        let head = self.arena.word(FREE_KEYS + class);
-        let (count, at) = free_blocks(head);
-        at.filter(|_| count > keeps).inspect(|at| {
-            let next = self.arena.word(*at + key_word::NEXT);
-            head.store(count.saturating_sub(1) << COUNT | next.load(Acquire) & FIRST, Release);
-            // It belongs to no table, but it is not new either.
-            next.fetch_or(key_word::PLACE, AcqRel);
-        })
     }
 }
 
@@ -593,10 +365,4 @@ fn merge_counting(parts: &mut Vec<Forgotten>, since: Tick) {
         first.units = units.min(Forgotten::MANY);
         parts.drain(1..count);
     }
-}
-
-/// The number of blocks in a list, and the first.
-fn free_blocks(head: &AtomicU64) -> (u64, Option<BlockAt>) {
-    let word = head.load(Acquire);
-    (word >> COUNT, At::some(word & FIRST))
 }

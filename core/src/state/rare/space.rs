@@ -11,6 +11,7 @@
 //! the search takes a few segments, and a new key pays for a few steps. The next one goes on where they ended. So no
 //! caller pays for more, and every key is examined if new ones are refused again and again.
 
+use super::growing::Effort;
 use super::rewrite::units_of;
 use crate::algorithm::Start;
 use crate::algorithm::cells::Cells;
@@ -83,9 +84,9 @@ pub(crate) enum Need {
 
 /// What a step of a search has found: the number of free blocks of the wanted class, and whether it has passed all keys.
 #[derive(Debug, Clone, Copy)]
-struct Step {
+pub(super) struct Step {
     freed: u64,
-    is_all: bool,
+    pub(super) is_all: bool,
 }
 
 /// The keys of a segment that stay, the blocks of those that go, and the blocks of keys of other tables, with their
@@ -146,25 +147,6 @@ impl Locked<'_> {
         added
     }
 
-    /// Makes space for a larger ring, as for a new key: not from the reserve, and within the limit's share. `at_once`:
-    /// without a search for idle keys, and without making the store larger.
-    pub(super) fn space_for_ring(&self, own: &Table, ring: u64, at_once: bool) -> Result<Space> {
-        let has_room = || self.has_room(own, ring, at_once);
-        if has_room() {
-            return Ok(Space::Available);
-        }
-        let is_all = at_once || self.sweep(None, None)?.is_all;
-        match has_room() {
-            true => Ok(Space::Available),
-            false if self.of(own).may_grow_to(ring) => {
-                // The store has no space, whatever the limit's share.
-                let full = self.grow_for_keys(self.all_words(own.policy, ring)).err();
-                Ok(full.map_or(Space::Available, |full| Space::Searched { is_all, full }))
-            }
-            false => Ok(Space::Searched { is_all, full: self.of(own).share_is_full() }),
-        }
-    }
-
     /// Puts a block that was taken for a new key into its list of free ones.
     fn retire_new(&self, table: &Table, at: BlockAt) {
         let at = if self.block(at).ring() == 0 { self.with_size(at, table.first_ring) } else { at };
@@ -183,7 +165,7 @@ impl Locked<'_> {
         }
         let ring = self.ring_for(table.policy, self.of(table).lost_units(), 0);
         if need != Need::Plan && ring > table.first_ring {
-            let space = self.space_for_ring(table, ring, rests)?;
+            let space = self.space_for_ring(table, ring, if rests { Effort::NoSearch } else { Effort::Search })?;
             if !matches!(space, Space::Available) {
                 return Ok(space);
             }
@@ -572,7 +554,7 @@ impl Locked<'_> {
 
     /// Forgets idle keys for a moment, of all limits that may have blocks of this class, or of all; but for one limit. It
     /// starts where the last sweep stopped.
-    fn sweep(&self, class: Option<u64>, but: Option<LimitAt>) -> Result<Step> {
+    pub(super) fn sweep(&self, class: Option<u64>, but: Option<LimitAt>) -> Result<Step> {
         fault::point("sweeping");
         let (began, mut freed) = (Instant::now(), 0);
         let limit = self.arena.word(SWEPT_LIMIT);
