@@ -171,9 +171,11 @@ fn processes_that_start_while_a_ring_grows_get_the_whole_limit_together() {
         let key = format!("key {round}");
         let before = u64::from(attempt(&limiter, &key, 1).is_some());
         admitted[0].store(before, Release);
-        let children: Vec<Child> =
-            (0..2).map(|_| Child::run(|| drop(admitted[0].fetch_add(drain(&limiter, &key), AcqRel)))).collect();
-        admitted[0].fetch_add(drain(&limiter, &key), AcqRel);
+        let drain_it = || {
+            admitted[0].fetch_add(drain(&limiter, &key), AcqRel);
+        };
+        let children = [Child::run(drain_it), Child::run(drain_it)];
+        drain_it();
         children.into_iter().for_each(Child::join);
         assert_eq!(admitted[0].load(Acquire), 700, "{key}");
     }
@@ -245,6 +247,7 @@ fn grown_and_small_rings_change_their_policies_alike() {
         store.override_limit("api", "50/1h", None).unwrap();
         assert_eq!((left("small"), left("grown")), (45, 0));
         store.override_limit("api", "2000/1h", Some("grown")).unwrap();
+        assert_eq!(drain(&limiter, "grown"), 1_800);
         store.lift("api", None).unwrap();
         // What a small ring of the lower limit could not hold is forgotten, as it counts no longer than the limit.
         assert_eq!(left("small"), 995);
