@@ -81,6 +81,12 @@
 //! 2. So a denial by the other windows is exact ([`Log::ready_elsewhere`]), and needs no larger ring.
 //! 3. A start recorded beyond the limit, or a place, must not overwrite what counts either: it needs a larger ring, as
 //!    does a start heavier than `C − LAG + 1` (2), or a place that would take the slot of another.
+//! 4. A ring that cannot grow for now is *confined* ([`Log::confined`]): the stricter policy applies as it is, and what only it
+//!    forbids is denied. Starts recorded beyond the limit and places then overwrite tickets that count. All that is in the
+//!    ring is newer, so whatever the stricter policy admits later comes after these tickets have left the window. But a larger
+//!    ring would not know them. So it is told: they may count as long as the oldest ticket in the ring does
+//!    ([`Log::has_lost`]). And a longer window must not rely on the stricter policy where that has not admitted all
+//!    ([`BEYOND`]).
 //!
 //! # Lives
 //!
@@ -149,6 +155,12 @@ const LAST: Tick = (1 << (64 - STAMP)) - 1;
 /// Not a life's number: the cells are being written.
 pub const CLOSED: u64 = u64::MAX;
 
+/// Set in the first word of [`Log::left_out`] once a start was recorded in a small ring that only the ring forbade.
+pub const BEYOND: u64 = 1 << 62;
+
+/// When a start may ask again that is too heavy for a confined ring, in ticks.
+pub const ASK_AGAIN: Tick = 1_000_000;
+
 /// How many places in its ring a rewritten log may take, besides the next slots: see [`Log::best_place`].
 const PLACES_TRIED: usize = 16;
 
@@ -201,7 +213,8 @@ pub struct Log<'a> {
     /// An upper bound of all stamps that were ever made earlier, before the change, in any life of these cells, as
     /// words store it.
     pub peak: &'a AtomicU64,
-    /// In a small ring: how many units of the life before [`Log::write`] left out, below a bit of others, and until when they
+    /// In a small ring: how many units of the life before [`Log::write`] left out, below [`BEYOND`] and another
+    /// bit, and until when they
     /// were started. Decisions that are ready do not need them.
     pub left_out: [&'a AtomicU64; 2],
     /// The number of the cells' current life.
@@ -488,7 +501,8 @@ impl<'a> Log<'a> {
             own,
             logged,
             ring: &UNTOUCHED,
-            whole: 0,
+            // No weight is too large for it.
+            whole: u64::MAX,
             largest: 0,
             left_out: [cell; 2],
             origins: &[],
@@ -617,7 +631,7 @@ impl<'a> Log<'a> {
     /// Returns how many units were left out of a small ring, and until when they were started.
     fn left_out(&self) -> (u64, Tick) {
         let [units, until] = self.left_out.map(|word| word.load(Acquire));
-        if self.is_small() { (units & (u64::MAX >> 1), until) } else { (0, 0) }
+        if self.is_small() { (units & Forgotten::MANY, until) } else { (0, 0) }
     }
 
     /// Returns whether all units that a window admits fit into the ring. Then a denial is exact. (It may still be too small
@@ -625,6 +639,37 @@ impl<'a> Log<'a> {
     #[inline(always)]
     pub fn holds(&self) -> bool {
         self.ring.len() as u64 > self.largest
+    }
+
+    /// The same log, whose ring cannot grow for now.
+    #[cold]
+    pub fn confined(self) -> Self {
+        Log { whole: self.ring.len() as u64, ..self }
+    }
+
+    /// Returns when a start of this weight may ask again, which would be ready at `ready`.
+    #[inline]
+    fn once_it_fits(&self, weight: u64, ready: Tick, now: Now) -> Tick {
+        let is_stuck = !self.is_small() && !self.fits(weight);
+        if is_stuck { ready.max(now.floor.saturating_add(ASK_AGAIN)) } else { ready }
+    }
+
+    /// Returns whether a start of this weight fits into the ring. (2)
+    #[inline(always)]
+    fn fits(&self, weight: u64) -> bool {
+        weight + LAG - 1 <= self.ring.len() as u64
+    }
+
+    /// Returns whether a ring may have overwritten tickets that count in a window of this length. (Small rings 4)
+    pub fn has_lost(&self, length: Tick, now: Now) -> bool {
+        self.has_lost_before(self.end(), length, now)
+    }
+
+    /// The same, where `h` is the first unclaimed ticket.
+    fn has_lost_before(&self, h: u64, length: Tick, now: Now) -> bool {
+        let oldest = h.saturating_sub(self.ring.len() as u64);
+        let from = self.counted_from(oldest, self.cleared.load(Acquire));
+        oldest > self.first() && from.is_some_and(|from| from.saturating_add(length) > now.floor)
     }
 
     /// Returns whether this is a smaller ring than the policy may need.
@@ -639,7 +684,7 @@ impl<'a> Log<'a> {
         let size = self.ring.len() as u64;
         let next = h.wrapping_add(weight).wrapping_sub(size);
         let is_kept = || self.counted_from(next, cleared).is_some_and(|from| from.wrapping_add(longest) > now.floor);
-        self.is_small() && (weight + LAG - 1 > size || is_kept())
+        self.is_small() && (!self.fits(weight) || is_kept())
     }
 
     /// Returns whether a start or place that is not ready has to be claimed in a larger ring.
@@ -697,7 +742,7 @@ impl<'a> Log<'a> {
     /// not known.
     #[inline(always)]
     pub fn ready_at(&self, ask: &Ask, clock: impl Fn() -> Now) -> Result<(Tick, Tick), Sealed> {
-        if ask.weight + LAG - 1 > self.ring.len() as u64 {
+        if !self.fits(ask.weight) {
             return Err(Sealed);
         }
         loop {
@@ -724,19 +769,23 @@ impl<'a> Log<'a> {
             // many they are. (Small rings 1: those that the ring has overwritten are not among them.)
             let is_lost = cleared == 0 && self.born > since;
             let known = if cleared == 0 { u64::MAX } else { h.wrapping_sub(cleared - 1) };
-            let known = known.min(self.ring.len() as u64 - 1);
-            let (mut some, mut none) = (if is_lost { window.limit } else { 0 }, window.limit.min(known) + 1);
+            let most = self.ring.len() as u64 - 1;
+            // (Small rings 4)
+            let limit = if self.is_small() || self.holds() { window.limit } else { window.limit.min(most) };
+            let known = known.min(most);
+            let (mut some, mut none) = (if is_lost { limit } else { 0 }, limit.min(known) + 1);
             while none > some + 1 {
                 let middle = (some + none) / 2;
                 let from = self.stamp(self.slot(h.wrapping_sub(middle)).load(Acquire)).max(self.born);
                 if from > since { some = middle } else { none = middle }
             }
             // (Small rings 1) What was left out counts no longer than what is in a full ring.
-            if !self.holds() && some == self.ring.len() as u64 - 1 {
+            if !self.holds() && some == most {
                 let (left_out, until) = self.left_out();
                 some = some.saturating_add(if until > since { left_out } else { 0 });
+                some = if self.has_lost_before(h, window.length, now) { limit } else { some };
             }
-            remaining = remaining.min(window.limit.saturating_sub(some));
+            remaining = remaining.min(limit.saturating_sub(some));
             if let Some(newest) = self.counted_from(h.wrapping_sub(1), cleared) {
                 empty = empty.max(newest.saturating_add(window.length));
             }
@@ -745,8 +794,10 @@ impl<'a> Log<'a> {
         let ready = match ask.weight {
             0 => ask.gate,
             _ if self.holds() => self.ready::<true>(h, cleared, ask),
-            _ => self.ready_elsewhere(h, cleared, ask),
+            _ if self.is_small() || !self.fits(ask.weight) => self.ready_elsewhere(h, cleared, ask),
+            _ => self.ready::<false>(h, cleared, ask),
         };
+        let ready = if ask.weight == 0 { ready } else { self.once_it_fits(ask.weight, ready, now) };
         View { now: now.floor, ready, remaining, empty }
     }
 
@@ -1053,7 +1104,8 @@ impl<'a> Log<'a> {
         }
         fault::point("log-read");
         let cleared = self.cleared.load(Acquire);
-        let mut ready = self.ready::<HOLDS>(h, cleared, ask);
+        // A start that does not fit would read slots of later tickets.
+        let mut ready = if HOLDS || self.fits(ask.weight) { self.ready::<HOLDS>(h, cleared, ask) } else { Tick::MAX };
         // (5) After these slots, so that no stamp that was read is later than this.
         let now = clock();
         fault::point("log-clock");
@@ -1061,8 +1113,8 @@ impl<'a> Log<'a> {
             *view = self.view_at(h, ask, now);
         }
         let is_ready = ready <= now.floor;
-        if !HOLDS && !is_ready {
-            ready = self.ready_elsewhere(h, cleared, ask);
+        if !HOLDS && !is_ready && (self.is_small() || ready == Tick::MAX) {
+            ready = self.once_it_fits(ask.weight, self.ready_elsewhere(h, cleared, ask), now);
         }
         let must_wait = ready > now.floor && !ask.force;
         if must_wait && ready - now.floor > ask.patience {
@@ -1077,8 +1129,8 @@ impl<'a> Log<'a> {
         // (4) No slot ever holds the same word twice.
         let last = match ask.weight {
             1 => was,
-            // (2) What `ready` has read is then another ticket's.
-            weight if weight + LAG - 1 > self.ring.len() as u64 => return Some(Err(Sealed)),
+            weight if !self.fits(weight) && self.is_small() => return Some(Err(Sealed)),
+            weight if !self.fits(weight) => return self.deny(h, was, now, self.once_it_fits(weight, ready, now)),
             weight => self.slot(h.wrapping_add(weight - 1)).load(Acquire),
         };
         let next = (last >> STAMP) + 1;
@@ -1091,6 +1143,10 @@ impl<'a> Log<'a> {
         }
         if self.is_alive().is_err() {
             return Some(Err(Sealed));
+        }
+        if !HOLDS && !is_ready && !is_place {
+            // (Small rings 4) Before the swap, which releases this.
+            self.left_out[0].fetch_or(BEYOND, AcqRel);
         }
         let stamp = field.wrapping_add(self.base);
         let word = self.word(h, field, if is_place { PLACE } else { STARTED }, ask.weight);

@@ -180,3 +180,46 @@ fn what_was_left_out_of_a_small_ring_counts() {
     assert_eq!(cells.log().claim(&ask(1), at(1_000)), Err(Sealed));
     assert_eq!(cells.log().claim(&ask(26), at(1_000)).map(|answer| answer.taken), Ok(None));
 }
+
+#[test]
+fn a_confined_ring_is_the_log_of_a_stricter_policy() {
+    let (limit, again) = (50, super::ASK_AGAIN);
+    let windows = [Window { limit, length: W }];
+    let mut cells = Cells::new(16);
+    cells.whole = 128;
+    let at = |tick| move || Now { floor: tick, ceil: tick };
+    let ask = |weight| Ask::now(&windows, weight, 0);
+    let claim = |ask: &Ask, tick| cells.log().confined().claim(ask, at(tick)).unwrap();
+    let view = |weight, tick| cells.log().confined().view(&ask(weight), at(tick)).unwrap();
+    for tick in 0..15 {
+        assert_eq!(view(1, 1_000 + tick).remaining, 15 - tick);
+        assert!(claim(&ask(1), 1_000 + tick).taken.is_some());
+    }
+    // Not `Sealed`, and ready when the stricter policy is.
+    let denied = claim(&ask(1), 1_015);
+    assert_eq!((denied.taken, denied.ready), (None, 1_000 + W));
+    assert_eq!((view(1, 1_015).remaining, view(1, 1_015).ready), (0, 1_000 + W));
+    assert_eq!(cells.log().claim(&ask(1), at(1_015)), Err(Sealed));
+    assert_eq!((claim(&ask(9), 1_015).ready, view(9, 1_015).ready), (1_008 + W, 1_008 + W));
+    // What never fits into this ring may ask again.
+    assert_eq!((claim(&ask(10), 1_015).ready, view(10, 1_015).ready), (1_015 + again, 1_015 + again));
+    assert_eq!(claim(&ask(10), 9_000).taken, None);
+    // What the policy denies has at least the policy's time.
+    assert!(claim(&ask(40), 1_015).ready >= 1_015 + again);
+    assert!(!cells.log().has_lost(W, at(1_015)()) && cells.log().left_out[0].load(Acquire) == 0);
+    // A place is taken for the time of the stricter policy, and a start that has happened is recorded.
+    let place = claim(&Ask { patience: 2 * W, ..ask(1) }, 1_015).taken.unwrap();
+    assert_eq!((place.stage, place.stamp), (Stage::Place, 1_000 + W));
+    assert_eq!(cells.log().left_out[0].load(Acquire), 0);
+    let recorded = claim(&Ask { force: true, ..ask(1) }, 1_015).taken.unwrap();
+    assert_eq!((recorded.stage, cells.log().left_out[0].load(Acquire)), (Stage::Start, BEYOND));
+    // The first start is overwritten, and counts as long as the second does.
+    let has_lost = |tick| cells.log().has_lost(W, at(tick)());
+    assert!(has_lost(1_000 + W) && !has_lost(1_001 + W));
+    assert_eq!(cells.log().view(&ask(1), at(1_016)).unwrap().remaining, 0);
+    let now = at(1_016)();
+    let history = cells.log().history(W, now);
+    let forgotten: u64 =
+        history.forgotten.iter().filter(|some| some.stamp + W > now.floor).map(|some| some.units).sum();
+    assert!(history.units_after(now.floor - W) + forgotten >= 17);
+}

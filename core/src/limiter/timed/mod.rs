@@ -14,6 +14,7 @@ use super::internal::Base;
 use super::line::{Passers, Room};
 use super::shared::{Bell, Shareable};
 use super::{Presented, foreign};
+use crate::algorithm::Sealed;
 use crate::algorithm::log::{Answer, Ask, StartId, View};
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
@@ -121,7 +122,10 @@ impl Timed {
         {
             return Err(Blocked::Crowded);
         }
-        let mut answer = found.decide::<LOOK>(ask, view).map_err(|_| found.why_sealed(ask.weight))?;
+        let mut answer = match found.decide::<LOOK>(ask, view) {
+            Ok(answer) => answer,
+            Err(Sealed) => found.decide_in_small::<LOOK>(ask, view)?,
+        };
         self.limit.confirm(found, answer.now, answer.taken.as_ref(), ask.weight)?;
         if let Some(taken) = &mut answer.taken {
             if taken.is_place() {

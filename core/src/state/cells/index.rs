@@ -159,11 +159,21 @@ impl<'h> Index<'h, '_> {
 
     /// Finds a key, or adds it with a block that `begin` makes its own: see [`BlockCells::begin`](super::block::BlockCells::begin).
     pub(in crate::state) fn find_or_begin(self, hash: Hash, begin: Begin) -> Result<KeyAt, Blocked> {
+        self.find_or_begin_in(None, hash, begin)
+    }
+
+    /// The same in this block, or in one for new keys. If it is not used, the caller keeps it.
+    pub(in crate::state) fn find_or_begin_in(
+        self,
+        block: Option<BlockAt>,
+        hash: Hash,
+        begin: Begin,
+    ) -> Result<KeyAt, Blocked> {
         let (segment, life) = self.living_segment(hash)?;
         match segment.probe(self.table, hash) {
             Ok((_, found)) if found.life == CLOSED => Err(Blocked::Sealed),
             Ok((_, found)) => Ok(found),
-            Err(slot) => self.add_key((segment, life), slot, hash, begin),
+            Err(slot) => self.add_key((segment, life), slot, (block, hash), begin),
         }
     }
 
@@ -206,17 +216,18 @@ impl<'h> Index<'h, '_> {
         self,
         (segment, life): (SegmentCells, u64),
         mut slot: u64,
-        hash: Hash,
+        (block_for_it, hash): (Option<BlockAt>, Hash),
         begin: Begin,
     ) -> Result<KeyAt, Blocked> {
         if !segment.takes_slot() {
             return Err(Blocked::Full);
         }
-        let at = self.block_for_new_key((segment, life), hash)?;
+        let at = match block_for_it {
+            Some(at) => at,
+            None => self.block_for_new_key((segment, life), hash)?,
+        };
         fault::point("key-allocated");
         let Some(new) = begin(at) else { return Err(Blocked::Full) };
-        // It may need a larger block.
-        let at = new.at;
         let slots = segment.slots();
         loop {
             match slots[slot as usize].compare_exchange(empty(life), entry(hash, at), AcqRel, Acquire) {

@@ -111,6 +111,9 @@ pub(in crate::state) const WAITERS: u64 = SETTLED + 2;
 /// The limits with minutes that the database does not have, in two lists, for even and odd minutes: see `minutes.rs`.
 pub(in crate::state) const NEWS: u64 = SETTLED + 3; // two words
 
+/// The lists of blocks of logs that have no space for the origins of their starts. (The lists of `FREE_KEYS` have the others.)
+pub(in crate::state) const FREE_BARE: u64 = HEADS + 1; // fourteen words
+
 /// Behind the origins of a log: the first and the last era of starts that were only counted before, and further pairs of
 /// words like `LEFT_OUT` and `UNTIL`.
 pub(in crate::state) const OLDER_WORDS: u64 = 18;
@@ -303,6 +306,8 @@ pub(in crate::state) mod key_word {
     /// The spacing of starts and the number of completed jobs, where the spacing adapts.
     pub const SPACING: u64 = 24;
     pub const JOBS: u64 = 25;
+    /// The same word in a log whose ring grows: until when it is confined, and in which life. See `growing.rs`.
+    pub const CONFINED: u64 = 25;
     /// The same words in buckets and windows of the clock: in buckets, the table of the fastest earlier policy; when an
     /// earlier policy ended: the last one in buckets, else the first. 0: there is none.
     pub const FORMER: u64 = 24;
@@ -313,4 +318,4 @@ pub(in crate::state) mod key_word {
 }
 
 const _: () = assert!(key_word::IS_STUB == table_word::OWNER);
-const _: () = assert!(POLICIES < CHANGED && HEADS < NAMES && NAMES + NAME_CHAINS <= 480);
+const _: () = assert!(POLICIES < CHANGED && FREE_BARE + 14 <= NAMES && NAMES + NAME_CHAINS <= 480);

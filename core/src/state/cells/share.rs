@@ -6,10 +6,10 @@
 //! three quarters again. However many keys strangers make on one limit, the others get new keys.
 //!
 //! What is left for a limit: the words that were never allocated, and the free blocks of its size, or of a larger one in
-//! which its keys fit. Other blocks do not count, since its keys cannot use them.
+//! which its keys fit, with what belongs to them. Other blocks do not count, since its keys cannot use them.
 //!
-//! A key that has started more than fits into its ring gets a larger one while the limit has at most six times what is left.
-//! So the keys of a limit that is full of strangers go on growing.
+//! Where rings grow, new keys stop at twice what is left, and only rings grow up to three times that. So the known keys of a
+//! limit that strangers have filled go on growing, and strangers' rings take nothing that other limits had before.
 //!
 //! A limit counts its words when they are taken and returned. The count errs by a few blocks if a process dies in
 //! between, or by a segment if it dies while it rewrites one. Each search for idle keys that has passed all keys of a
@@ -17,7 +17,7 @@
 //! decision depends on it: a wrong count makes a share larger or smaller for a while.
 
 use super::home::{Home, Table};
-use super::layout::{At, BlockAt, FREE_KEYS, LimitAt, OLDER_WORDS, index_word, key_word, limit_word};
+use super::layout::{At, BlockAt, FREE_BARE, FREE_KEYS, LimitAt, OLDER_WORDS, index_word, key_word, limit_word};
 use super::segment::{SegmentCells, untagged};
 use super::table::TableCells;
 use crate::atomic::*;
@@ -29,11 +29,11 @@ use crate::state::files::arena;
 /// The head of a list of free blocks is `count << COUNT | first`.
 pub(in crate::state) const COUNT: u32 = 32;
 
-/// How many times what is left for it a limit may have, to get new keys.
+/// How many times what is left for it a limit may have.
 const TIMES: u64 = 3;
 
-/// The same, to get larger rings for its keys.
-const TIMES_TO_GROW: u64 = 2 * TIMES;
+/// The same to get new keys, where rings grow.
+const TIMES_FOR_KEYS: u64 = 2;
 
 /// The words of a block without cells.
 pub(in crate::state) const STUB_WORDS: u64 = key_word::RING;
@@ -43,24 +43,49 @@ impl TableCells<'_, '_> {
     #[cold]
     pub fn spare_blocks(self) -> u64 {
         let block = self.home.block_words(self.table.policy);
-        let most = (TIMES * self.left_words(self.table.first_ring)).saturating_sub(self.home.limit_words(self.limit()));
+        let (times, left) = (self.times(), self.left_words(self.table.first_ring));
+        let most = (times * left).saturating_sub(self.home.limit_words(self.limit()));
         // Each of them also takes something from what is left.
-        most / ((TIMES + 1) * block)
+        most / ((times + 1) * block)
+    }
+
+    /// How many times what is left the limit may have, to get new keys.
+    fn times(self) -> u64 {
+        if self.home.grows(self.table.policy) { TIMES_FOR_KEYS } else { TIMES }
     }
 
     /// Returns whether a key of the limit may get a ring of this size.
     pub(in crate::state) fn may_grow_to(self, ring: u64) -> bool {
-        let words = self.home.all_words(self.table.policy, ring);
+        self.may_have(self.home.all_words(self.table.policy, ring), ring)
+    }
+
+    /// Returns whether a key of the limit may get so many words for something else.
+    pub(in crate::state) fn may_take(self, words: u64) -> bool {
+        self.may_have(arena::aligned(words), self.table.first_ring)
+    }
+
+    fn may_have(self, words: u64, ring: u64) -> bool {
         let has = self.home.limit_words(self.limit()) + words;
-        has <= TIMES_TO_GROW * self.left_words(ring).saturating_sub(words)
+        has <= TIMES * self.left_words(ring).saturating_sub(words)
     }
 
     /// The number of words that are left for keys with rings of this size.
     fn left_words(self, ring: u64) -> u64 {
         let (policy, home) = (self.table.policy, self.home);
-        let classes = home.classes_for(home.class_of(policy, ring));
-        let free: u64 = classes.map(|class| home.arena.word(FREE_KEYS + class).load(Relaxed) >> COUNT).sum();
-        home.arena.unallocated() + free * arena::aligned(home.words_with(policy, ring))
+        // A larger block counts as what it takes, as it does in the limit that gets it.
+        let words = |class: u64| {
+            let count = |list| home.arena.word(list + class).load(Relaxed) >> COUNT;
+            match home.has_rings(class) {
+                true => {
+                    let block = arena::aligned(home.words_with(policy, 1 << class));
+                    let origins = arena::aligned((1 << class) + OLDER_WORDS);
+                    count(FREE_KEYS) * (block + origins) + count(FREE_BARE) * block
+                }
+                false => count(FREE_KEYS) * arena::aligned(home.words_with(policy, ring)),
+            }
+        };
+        let free: u64 = home.classes_for(home.class_of(policy, ring)).map(words).sum();
+        home.arena.unallocated() + free
     }
 
     /// The error of a limit that has its share.
@@ -74,7 +99,8 @@ impl TableCells<'_, '_> {
         ]
         .map(arena::size);
         let reason = format!(
-            "the limit \"{name}\" is full: its keys take {has}, and it gets no new key above {TIMES} times what is left ({left} of {all})"
+            "the limit \"{name}\" is full: its keys take {has}, and it gets no new key above {} times what is left ({left} of {all})",
+            self.times()
         );
         Error::StoreFull { reason }
     }

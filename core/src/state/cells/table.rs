@@ -21,6 +21,10 @@ use crate::state::files::arena;
 use crate::time::{Now, Tick};
 use std::ops::RangeInclusive;
 
+/// The classes of the smallest and the largest rings of logs.
+const FIRST_RING: u64 = log::FIRST_SLOTS.ilog2() as u64;
+const LAST_RING: u64 = (2 * log::MAX).ilog2() as u64;
+
 /// The shortest time that a machine needs to boot, in ticks.
 const MIN_BOOT: Tick = 2_000_000;
 
@@ -179,9 +183,12 @@ impl Home {
 
     /// The classes of blocks that can serve in place of one of this class. A log may have a larger ring than it needs.
     pub(in crate::state) fn classes_for(&self, class: u64) -> RangeInclusive<u64> {
-        let last = u64::from(log::capacity(log::MAX).ilog2());
-        let is_log = (u64::from(log::FIRST_SLOTS.ilog2())..=last).contains(&class);
-        class..=if is_log { last } else { class }
+        class..=if self.has_rings(class) { LAST_RING } else { class }
+    }
+
+    /// Returns whether the blocks of this class are those of logs whose rings grow.
+    pub(in crate::state) fn has_rings(&self, class: u64) -> bool {
+        (FIRST_RING..=LAST_RING).contains(&class)
     }
 
     /// The class of a block with this ring. Blocks of one class can replace each other: see [`Policy::block_class`].

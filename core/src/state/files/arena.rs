@@ -323,6 +323,12 @@ impl Arena {
         used.saturating_add(count + ALIGN_WORDS) <= allocated
     }
 
+    /// The same for an allocation that leaves three quarters of the reserve.
+    pub fn has_most_of_reserve(&self, count: u64) -> bool {
+        let [allocated, used] = [ALLOCATED, CURSOR].map(|word| self.word(word).load(Acquire));
+        used.saturating_add(count + ALIGN_WORDS) <= allocated.saturating_sub(reserve(allocated) / 4 * 3)
+    }
+
     fn allocate_below(&self, count: u64, end: impl Fn(u64) -> u64) -> Result<u64, NoSpace> {
         let count = aligned(count);
         let mut at = self.word(CURSOR).load(Acquire);

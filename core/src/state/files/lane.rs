@@ -34,7 +34,7 @@ pub(in crate::state) const MAX_MEMBERS: u64 = 1 << 40;
 pub(in crate::state) const MAX_COMMITS: u64 = i64::MAX as u64;
 
 pub(in crate::state) const MAGIC: u64 = u64::from_le_bytes(*b"wgl-lane");
-pub(in crate::state) const VERSION: u64 = 13;
+pub(in crate::state) const VERSION: u64 = 14;
 
 /// Words of the header. Words 10 to 15 belong to the arena and the tables, as do those up to 480.
 pub(in crate::state) mod header {

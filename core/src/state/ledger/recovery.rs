@@ -22,7 +22,7 @@ use crate::state::cells::layout::{LimitAt, table_word};
 use crate::state::cells::locked::Locked;
 use crate::state::cells::table::longest_behind;
 use crate::state::files::lane::{self, Creation, WATCH_EVERY};
-use crate::state::rare::growing::Room;
+use crate::state::rare::growing::Adds;
 use crate::state::rare::keyed::Origin;
 use crate::state::rare::rewrite::units_of;
 use crate::time::Tick;
@@ -99,7 +99,7 @@ pub(in crate::state) fn recover(
             home.set(table.at + table_word::LOST, lost);
             // The key existed before the loss was known.
             let is_logged = fault::planted("lost once");
-            home.rewrite_with(&table, home.hash(b'k', ""), Room { units, weight: 0 }, |history| {
+            home.rewrite_with(&table, home.hash(b'k', ""), Adds::Restored(units), |history| {
                 history.add_unlogged(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged });
             })?;
         }
@@ -113,7 +113,7 @@ pub(in crate::state) fn recover(
                     let table = home.limit(limit).table();
                     home.find_or_add_locked(&table, hash, &key, &[])?;
                     let units = missing.saturating_sub(units).min(policy.capacity());
-                    home.rewrite_with(&table, hash, Room { units, weight: 0 }, |history| {
+                    home.rewrite_with(&table, hash, Adds::Restored(units), |history| {
                         let start = Start { stamp: last, units, state: SETTLED, id: u64::MAX, is_logged: false };
                         (units > 0).then_some(start).into_iter().for_each(|start| history.add_unlogged(start));
                     })?;
@@ -262,8 +262,7 @@ fn restore(
                 history.is_mixed = true;
                 history.add_logged(&old);
             };
-            let room = Room { units: units_of(&old), weight: 0 };
-            home.rewrite_with(&table, hash, room, with_old).map(drop)
+            home.rewrite_with(&table, hash, Adds::Restored(units_of(&old)), with_old).map(drop)
         }
         // Written once: there may be many.
         Err(_) => home.find_or_add_locked(&table, hash, text, &old).map(drop),

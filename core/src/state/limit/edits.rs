@@ -11,7 +11,7 @@ use crate::state::cells::home::{Home, Keeping, Table};
 use crate::state::cells::layout::LimitAt;
 use crate::state::cells::locked::Locked;
 use crate::state::ledger::gather::moment;
-use crate::state::rare::growing::Room;
+use crate::state::rare::growing::Adds;
 use crate::state::rare::take_back::take_back;
 use crate::stats::Stats;
 use crate::waiting::MayWait;
@@ -64,11 +64,10 @@ impl Limit {
 
     /// Edits the log of a key, to which it may add some units. Returns `false` if the key is not there.
     pub fn rewrite(&self, hash: Hash, adds: u64, edit: impl Fn(&Home, &Table, &mut History)) -> Result<bool> {
-        let room = Room { units: adds, weight: 0 };
         self.with_table(|home, _, table| match home.index(table).find(hash) {
             Ok(Some(found)) => {
                 let own = home.of(table).for_key(found);
-                home.rewrite_with(table, hash, room, |history| edit(home, &own, history)).map(|_| true)
+                home.rewrite_with(table, hash, Adds::Units(adds), |history| edit(home, &own, history)).map(|_| true)
             }
             _ => Ok(false),
         })

@@ -24,8 +24,7 @@ use crate::state::cells::home::{Blocked, Home, KeyAt, Table};
 use crate::state::cells::locked::Locked;
 use crate::state::counts::{Counts, STORE_ERRORS};
 use crate::state::ledger::declared::{check_names, part_names};
-use crate::state::rare::growing::Effort;
-use crate::state::rare::space::{Need, Search, Space};
+use crate::state::rare::space::{Need, STEPS, Search};
 use crate::state::session::made::Made;
 use crate::state::session::options::OnError;
 use crate::state::session::{LET_OTHERS, Session};
@@ -44,6 +43,10 @@ pub(crate) const STORE_AGAIN: Duration = Duration::from_secs(1);
 /// For this many nanoseconds, a limiter does not search a full store again after it found no idle keys. Otherwise each
 /// new key would cause a search.
 const IN_VAIN: u64 = 100_000_000;
+
+/// For so many milliseconds, callers of a key whose ring cannot grow do not try again: there was no space, or no lock.
+const IN_VAIN_MS: u64 = IN_VAIN / 1_000_000;
+const NO_LOCK_MS: u64 = 1_000;
 
 /// One limit of one store, as used by one limiter.
 #[derive(Debug)]
@@ -571,23 +574,58 @@ impl Limit {
     }
 
     /// Gives a key a larger ring, if a start of this weight needs it. That takes microseconds, so a caller that must not
-    /// wait does it, too, unless the lock is busy, or there is no space yet.
+    /// wait does it, too, unless the lock is busy, or there is no space yet. Where it is impossible for now, the key is confined to
+    /// the ring that it has: see `growing.rs`.
     fn grow_key(&self, hash: Hash, weight: u64) -> Result<()> {
-        if MayWait::here() != MayWait::Never {
-            return self.search(&self.large_until, &|home, table, rests| {
-                home.mend_key(table, hash, weight, if rests { Effort::NoSearch } else { Effort::Search })
-            });
+        let must_not_wait = MayWait::here() == MayWait::Never;
+        let at_once = |home: &Locked, _, table: &Table| home.mend_key(table, hash, weight, true);
+        let grown = match must_not_wait {
+            true => MayWait::BrieflyHere.during(|| self.with_table_for(Duration::ZERO, at_once)),
+            false => self.search_and_grow(hash, weight),
+        };
+        let for_ms = match grown {
+            Ok(true) => return Ok(()),
+            // Another thread may wait and search.
+            Ok(false) | Err(Error::StoreTimeout { .. }) if must_not_wait => return Err(Error::WouldWait),
+            // Part of the caller's time is left.
+            Err(error @ Error::StoreTimeout { .. }) if MayWait::is_cut() => return Err(error),
+            Ok(false) | Err(Error::StoreFull { .. }) => IN_VAIN_MS,
+            // Others may be willing to wait for longer.
+            Err(Error::StoreTimeout { .. }) if MayWait::here() != MayWait::UntilTimeout => IN_VAIN_MS,
+            // Whatever keeps this process from the lock: others hold it, or there is no descriptor.
+            Err(Error::StoreTimeout { .. } | Error::Store { .. }) => NO_LOCK_MS,
+            Err(error) => return Err(error),
+        };
+        let bound = self.bound()?;
+        if let Ok(Some(found)) = bound.home().index(bound.latest()).find(hash) {
+            bound.home().block(found.at).confine(found.life, for_ms);
         }
-        let at_once = |home: &Locked, _, table: &Table| home.mend_key(table, hash, weight, Effort::AtOnce);
-        match MayWait::BrieflyHere.during(|| self.with_table_for(Duration::ZERO, at_once)) {
-            Ok(Space::Available) => Ok(()),
-            Ok(Space::Searched { .. }) | Err(Error::StoreTimeout { .. }) => Err(Error::WouldWait),
-            Err(error) => Err(error),
+        Ok(())
+    }
+
+    /// The same, after a search for idle keys if there is no space. Returns `false` if there is none after it, either.
+    fn search_and_grow(&self, hash: Hash, weight: u64) -> Result<bool> {
+        let rests = monotonic_ns() < self.large_until.load(Relaxed);
+        let (mut search, mut is_all) = (0..STEPS, rests);
+        loop {
+            if self.with_table(|home, _, table| home.mend_key(table, hash, weight, false))? {
+                return Ok(true);
+            }
+            if is_all || search.next().is_none() {
+                break;
+            }
+            is_all = self.with_table(|home, _, _| home.search_for_room())?;
+            std::thread::sleep(LET_OTHERS);
         }
+        if !rests {
+            self.large_until.store(monotonic_ns() + IN_VAIN, Relaxed);
+        }
+        Ok(false)
     }
 
     /// Makes space for a new key, in steps between which the lock is free.
     fn make_space(&self, hash: Hash) -> Result<()> {
+        let (began, patience) = (Instant::now(), MayWait::patience(self.store.options.timeout)?);
         let rests = monotonic_ns() < self.full_until.load(Relaxed);
         let bound = self.bound()?;
         let (home, table) = (bound.home(), bound.latest());
@@ -595,22 +633,13 @@ impl Limit {
         if rests && home.of(table).spare_blocks() == 0 && !home.limit(bound.limit).has_plans() {
             return Err(home.of(table).share_is_full());
         }
-        self.search(&self.full_until, &|home, table, rests| {
-            home.make_space(table, hash, if rests { Need::KeyAtOnce } else { Need::Key })
-        })
-    }
-
-    /// Takes the steps of a search for space, between which the lock is free. Shortly after one in vain, none is made:
-    /// `rests`.
-    fn search(&self, until: &AtomicU64, step: &dyn Fn(&Locked, &Table, bool) -> Result<Space>) -> Result<()> {
-        let (began, patience) = (Instant::now(), MayWait::patience(self.store.options.timeout)?);
-        let rests = monotonic_ns() < until.load(Relaxed);
+        let need = if rests { Need::KeyAtOnce } else { Need::Key };
         let mut search = Search::default();
         loop {
-            let space = self.with_table(|home, _, table| step(home, table, rests))?;
+            let space = self.with_table(|home, _, table| home.make_space(table, hash, need))?;
             let found = search.has_found(space);
             if found.is_err() && !rests {
-                until.store(monotonic_ns() + IN_VAIN, Relaxed);
+                self.full_until.store(monotonic_ns() + IN_VAIN, Relaxed);
             }
             if found? {
                 return Ok(());

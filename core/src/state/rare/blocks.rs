@@ -5,9 +5,10 @@ use crate::atomic::*;
 use crate::error::Result;
 use crate::policy::Policy;
 use crate::state::cells::home::Table;
-use crate::state::cells::layout::{At, BlockAt, FREE_KEYS, LimitAt, OLDER_WORDS, key_word, limit_word};
+use crate::state::cells::layout::{At, BlockAt, FREE_BARE, FREE_KEYS, LimitAt, OLDER_WORDS, key_word, limit_word};
 use crate::state::cells::locked::Locked;
 use crate::state::cells::share::COUNT;
+use crate::state::files::arena;
 
 const FIRST: u64 = (1 << COUNT) - 1;
 
@@ -16,8 +17,8 @@ impl Locked<'_> {
     /// another table, they get none, because others need what is left: the starts count then, but cannot be taken back. Nor
     /// do they where there is only the reserve, because such a move must not fail.
     /// (The key "" is written before the table is the limit's.)
-    pub(super) fn block_to_write(&self, before: &Table, table: &Table, ring: u64, keeps: u64) -> Result<BlockAt> {
-        let at = self.take_block(table.policy, ring, keeps)?;
+    pub(super) fn block_to_write(&self, before: &Table, table: &Table, ring: u64) -> Result<BlockAt> {
+        let at = self.unused_block(table.policy, ring)?;
         let words = self.block(at).ring() + OLDER_WORDS;
         let is_limits = || self.limit(self.of(table).limit()).table_at() == table.at;
         let is_full = || self.of(table).spare_blocks() == 0 || self.grow_for_keys(words).is_err();
@@ -25,6 +26,44 @@ impl Locked<'_> {
             self.add_origins(table.policy, at)?;
         }
         Ok(at)
+    }
+
+    /// A block with this ring or a larger one, if there is one, or space for it and so many words more: none of the reserve, nor the
+    /// last `keeps` of a list. With `at_once`, the store does not become larger.
+    pub(super) fn block_with_room(
+        &self,
+        policy: Policy,
+        ring: u64,
+        keeps: u64,
+        (more, at_once): (u64, bool),
+    ) -> Option<BlockAt> {
+        let class = self.class_of(policy, ring);
+        let new = || {
+            let has_space = self.has_space(self.words_with(policy, ring) + more + 16, at_once);
+            has_space.then(|| self.arena.allocate(self.words_with(policy, ring)).ok()).flatten()
+        };
+        self.used_in(class, keeps)
+            .or_else(|| new().map(|at| self.with_size(At::new(at), ring)))
+            .or_else(|| self.classes_for(class).find_map(|class| self.used_in(class, keeps)))
+    }
+
+    /// The largest free block with a smaller ring.
+    pub(super) fn smaller_block(&self, policy: Policy, ring: u64) -> Option<BlockAt> {
+        let classes = self.block_class(policy)..self.class_of(policy, ring);
+        classes.rev().find_map(|class| self.used_in(class, 0))
+    }
+
+    /// Gives a block space for the origins of its starts, from the same space. Returns whether there is any.
+    pub(super) fn add_origins_with_room(&self, at: BlockAt, at_once: bool) -> bool {
+        let words = self.block(at).ring() + OLDER_WORDS;
+        let new = self.has_space(words, at_once).then(|| self.arena.allocate(words).ok()).flatten();
+        new.into_iter().for_each(|new| self.block(at).word(key_word::ORIGINS).store(new, Release));
+        new.is_some()
+    }
+
+    /// Returns whether there is so much space that is not reserved.
+    fn has_space(&self, words: u64, at_once: bool) -> bool {
+        self.arena.has_space(words) || !at_once && self.grow_for_keys(words).is_ok()
     }
 
     /// Gives a free block space for the origins of its starts, if it has none.
@@ -42,12 +81,12 @@ impl Locked<'_> {
         Ok(())
     }
 
-    /// A block with this ring or a larger one, used or new.
+    /// A block with this ring or a larger one, used or new. A larger one serves only if the store cannot grow.
     pub(in crate::state) fn unused_block(&self, policy: Policy, ring: u64) -> Result<BlockAt> {
         self.take_block(policy, ring, 0)
     }
 
-    /// The same, but leaves so many in each list. A larger one serves only if the store cannot grow.
+    /// The same, but leaves so many in each list.
     pub(super) fn take_block(&self, policy: Policy, ring: u64, keeps: u64) -> Result<BlockAt> {
         let class = self.class_of(policy, ring);
         if let Some(at) = self.used_in(class, keeps) {
@@ -67,37 +106,34 @@ impl Locked<'_> {
         u64::from(self.changes().are_some())
     }
 
-    /// The next free block of this class, or one that can serve in its place.
-    pub(super) fn next_free(&self, class: u64) -> Option<BlockAt> {
-        let lists = self.classes_for(class).map(|class| free_blocks(self.arena.word(FREE_KEYS + class)));
-        lists.filter(|(count, _)| *count > self.kept_blocks()).find_map(|(_, first)| first)
-    }
-
-    /// Returns whether there is one.
+    /// Returns whether there is a free block of this class, or one that can serve in its place.
     pub(super) fn has_free(&self, class: u64) -> bool {
-        self.next_free(class).is_some()
+        self.classes_for(class).any(|class| self.used_of(class) > self.kept_blocks())
     }
 
-    /// Ensures that a limit whose keys get another policy finds a block of each size that they have. Each of them gives back
-    /// one like that which it gets. Returns the words that are missing for that, or gets the blocks.
-    pub(super) fn spare_blocks_for(&self, limit: LimitAt, policy: Policy, gets: bool) -> Result<u64> {
-        let mut missing = 0;
-        for ring in self.rings_of(limit).chain([self.first_ring(policy)]) {
-            if self.used_of(self.class_of(policy, ring)) == 0 {
-                missing += self.all_words(policy, ring) + 16;
-                if gets {
-                    let at = self.with_size(self.allocate(self.words_with(policy, ring))?, ring);
-                    self.add_origins(policy, at)?;
-                    self.retire_block(policy, at);
-                }
+    /// Gets a block of each size that the keys of a limit have, so that they find one when they get another policy: each of them
+    /// gives back one like that which it gets. Only the smallest has to be there: see [`Locked::block_of_size`].
+    pub(super) fn get_spare_blocks(&self, limit: LimitAt, policy: Policy) -> Result<()> {
+        let first = self.first_ring(policy);
+        for ring in self.rings_of(limit, first) {
+            if self.used_of(self.class_of(policy, ring)) > 0 {
+                continue;
             }
+            let room = self.block_with_room(policy, ring, u64::MAX, (ring + OLDER_WORDS + 16, false));
+            let at = match room {
+                Some(at) => at,
+                None if ring == first => self.with_size(self.allocate(self.words_with(policy, ring))?, ring),
+                None => continue,
+            };
+            self.add_origins_with_room(at, false);
+            self.retire_block(policy, at);
         }
-        Ok(missing)
+        Ok(())
     }
 
-    /// The sizes of rings that keys of a limit have had. (That of new keys may be missing.)
-    pub(super) fn rings_of(&self, limit: LimitAt) -> impl Iterator<Item = u64> + use<> {
-        let rings = self.limit(limit).word(limit_word::RINGS).load(Acquire);
+    /// The sizes of rings that keys of a limit have had, and these. (That of new keys may be missing.)
+    pub(super) fn rings_of(&self, limit: LimitAt, others: u64) -> impl Iterator<Item = u64> + use<> {
+        let rings = others | self.limit(limit).word(limit_word::RINGS).load(Acquire);
         self.classes_for(u64::from(FIRST_SLOTS.ilog2())).map(move |class| rings & 1 << class).filter(|ring| *ring != 0)
     }
 
@@ -119,7 +155,8 @@ impl Locked<'_> {
     }
 
     pub(super) fn retire_to(&self, class: u64, at: BlockAt) {
-        let head = self.arena.word(FREE_KEYS + class);
+        let is_bare = self.has_rings(class) && self.block(at).word(key_word::ORIGINS).load(Relaxed) == 0;
+        let head = self.arena.word(if is_bare { FREE_BARE } else { FREE_KEYS } + class);
         let (count, first) = free_blocks(head);
         let size = self.block(at).ring() << key_word::SIZE;
         self.block(at).word(key_word::NEXT).store(size | first.map_or(0, At::offset), Release);
@@ -133,19 +170,40 @@ impl Locked<'_> {
 
     /// The number of free blocks of a class.
     pub(super) fn used_of(&self, class: u64) -> u64 {
-        free_blocks(self.arena.word(FREE_KEYS + class)).0
+        self.lists_of(class).map(|head| free_blocks(head).0).sum()
+    }
+
+    /// The lists of free blocks of a class: first of those with space for the origins of their starts.
+    fn lists_of(&self, class: u64) -> impl Iterator<Item = &AtomicU64> {
+        let bare = self.has_rings(class).then_some(FREE_BARE);
+        [FREE_KEYS].into_iter().chain(bare).map(move |list| self.arena.word(list + class))
     }
 
     /// A free block of a class, if there are more than so many.
     pub(super) fn used_in(&self, class: u64, keeps: u64) -> Option<BlockAt> {
-        let head = self.arena.word(FREE_KEYS + class);
+        let is_enough = self.used_of(class) > keeps;
+        let head = self.lists_of(class).find(|head| is_enough && free_blocks(head).0 > 0)?;
         let (count, at) = free_blocks(head);
-        at.filter(|_| count > keeps).inspect(|at| {
+        at.inspect(|at| {
             let next = self.arena.word(*at + key_word::NEXT);
             head.store(count.saturating_sub(1) << COUNT | next.load(Acquire) & FIRST, Release);
             // It belongs to no table, but it is not new either.
             next.fetch_or(key_word::PLACE, AcqRel);
         })
+    }
+
+    /// Divides the space for the origins of a large free block among new keys of this policy, which need smaller blocks. Returns
+    /// whether there was any. No caller without the lock ever writes there, so nobody who was stopped long ago does.
+    pub(super) fn divide_origins(&self, policy: Policy, at: BlockAt) -> bool {
+        let origins = self.block(at).word(key_word::ORIGINS).swap(0, AcqRel);
+        let (ring, part) = (self.first_ring(policy), self.block_words(policy));
+        let parts = if origins == 0 { 0 } else { arena::aligned(self.block(at).ring() + OLDER_WORDS) / part };
+        for at in (0..parts).map(|i| origins + i * part) {
+            // From here on the words are those of a block that was never used.
+            self.arena.words(at, part).iter().for_each(|word| word.store(0, Release));
+            self.retire_block(policy, self.with_size(At::new(at), ring));
+        }
+        parts > 0
     }
 }
 

@@ -1,92 +1,134 @@
 //! Rings that grow: how large a ring a key gets when it is rewritten, and where the space for that comes from. What a small ring
 //! may decide is argued in `log.rs`.
+//!
+//! No space is never an error of a key that exists. Where a start needs a larger ring and there is none, the key is *confined*
+//! to the ring that it has for a moment ([`BlockCells::confine`](crate::state::cells::block::BlockCells::confine)): its
+//! decisions are then those of the stricter policy, and take no lock. Where an edit needs one, what does not fit is left out,
+//! and counts until the latest of it is over. The key "" has a whole ring from the beginning, so a limit without keys needs no
+//! lock. (If its policy changes while there is no room, it is a key like others.)
 
 use super::rewrite::pad;
-use super::space::Space;
+use crate::algorithm::Forgotten;
 use crate::atomic::*;
 use crate::error::Result;
 use crate::hash::Hash;
+use crate::policy::Policy;
 use crate::state::cells::home::{KeyAt, Table};
-use crate::state::cells::layout::{OLDER_WORDS, key_word, table_word};
+use crate::state::cells::layout::{BlockAt, OLDER_WORDS, key_word, table_word};
 use crate::state::cells::locked::Locked;
 
-/// What a key needs room for besides what it has: units that an edit adds, and then a start.
+/// The units that an edit adds to a key.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Room {
-    pub units: u64,
-    pub weight: u64,
+pub(crate) enum Adds {
+    Nothing,
+    /// A debt.
+    Units(u64),
+    /// Units that the ledger has. Their ring needs no share.
+    Restored(u64),
 }
 
-impl Room {
-    pub const NONE: Room = Room { units: 0, weight: 0 };
-}
-
-/// What a caller does for the space of a larger ring.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Effort {
-    /// It takes what is there.
-    AtOnce,
-    /// It makes the store larger.
-    NoSearch,
-    /// It searches for idle keys, too.
-    Search,
+impl Adds {
+    fn units(self) -> u64 {
+        match self {
+            Adds::Nothing => 0,
+            Adds::Units(units) | Adds::Restored(units) => units,
+        }
+    }
 }
 
 impl Locked<'_> {
-    /// The ring that can hold what a key has, or will have when it is sealed, and then some room. It does not shrink, so a key
-    /// that gets another policy needs a block like the one that it gives back. If a longer window needs a larger one, and there
-    /// is no space, the key keeps the size that it has. What does not fit is left out, and counts until the latest of it is
-    /// over.
-    pub(super) fn ring_to_write(&self, before: &Table, from: KeyAt, own: &Table, room: Room) -> u64 {
-        if !self.grows(own.policy) {
-            return own.ring;
+    /// The block into which an edit of a key is written. Its ring does not shrink, so a key that gets another policy needs a block
+    /// like the one that it gives back. If it needs a larger one, and there is no room, it gets one of the size that it has, or if
+    /// there is none, a smaller one. The key "" gets a whole ring if there is room for that.
+    pub(super) fn block_for_edit(&self, before: &Table, from: KeyAt, own: &Table, adds: Adds) -> Result<BlockAt> {
+        if !self.grows(own.policy) || !self.grows(before.policy) {
+            return self.block_to_write(before, own, own.ring);
         }
-        if !self.grows(before.policy) {
-            // Its units are not those of single starts.
-            return self.ring_for(own.policy, own.ring, 0);
-        }
-        // Until then, starts fill the present ring at most. But a longer window may count more, and so may what was left out.
-        let has = self.block(from.at).ring();
-        let most = has.saturating_sub(1);
-        let left_out = self.block(from.at).word(key_word::LEFT_OUT).load(Acquire) & !key_word::IS_MIXED;
-        let is_longer = own.policy.longest() > before.policy.longest();
-        let is_all = own.at != before.at && !is_longer && left_out == 0 && before.born == 0;
-        let units = match room.weight == 0 && (own.at == before.at || is_all) {
-            true => most,
-            false => {
-                let (cells, now) = (self.cells(before, from), self.clock.now());
-                let mut history = self.history_as(before, from, own, (&cells, now));
-                pad(&mut history, own, now);
-                history.units_after(own.policy.counts_since(now)).max(most)
-            }
+        let (has, is_empty_key) = (self.block(from.at).ring(), self.block(from.at).hash() == self.hash(b'k', ""));
+        let is_same = own.at == before.at && adds.units() == 0;
+        let wanted = match is_empty_key {
+            true => own.ring,
+            false if is_same => has,
+            false => self.ring_wanted(before, from, own, (adds.units(), 0)),
         };
-        let whole = self.ring(own.policy);
-        let ring = self.ring_for(own.policy, units.saturating_add(room.units), room.weight).max(has);
-        let is_moved = own.at != before.at && room.units == 0;
-        if ring > has && is_moved && !self.has_room(own, ring.min(whole), false) { has } else { ring }
+        let shares = !is_empty_key && !matches!(adds, Adds::Restored(_));
+        let larger = (wanted > has).then(|| self.larger_block(own, wanted, (shares, false))).flatten();
+        if let Some(larger) = larger {
+            return Ok(larger);
+        }
+        let at = self.block_of_size(own.policy, wanted.min(has))?;
+        self.add_origins_of_edit(own, at, own.at != before.at);
+        Ok(at)
     }
 
-    /// Returns whether there is room for a larger ring. `at_once`: without making the store larger.
-    pub(super) fn has_room(&self, own: &Table, ring: u64, at_once: bool) -> bool {
-        let is_there = |words| self.arena.has_space(words) || !at_once && self.grow_for_keys(words).is_ok();
-        match self.next_free(self.class_of(own.policy, ring)) {
-            // It may need space for the tickets of its starts.
-            Some(at) if self.block(at).word(key_word::ORIGINS).load(Relaxed) == 0 => {
-                is_there(self.block(at).ring() + OLDER_WORDS)
-            }
-            Some(_) => true,
-            None => self.of(own).may_grow_to(ring) && is_there(self.all_words(own.policy, ring)),
+    /// A block with this ring, or with a smaller one rather than from the reserve: processes may have died with blocks of this size.
+    pub(super) fn block_of_size(&self, policy: Policy, ring: u64) -> Result<BlockAt> {
+        let found = self.block_with_room(policy, ring, 0, (0, false)).or_else(|| self.smaller_block(policy, ring));
+        found.map_or_else(|| self.unused_block(policy, ring), Ok)
+    }
+
+    /// Gives a block space for the origins of its starts, within the limit's share, or for an edit in a full store from a quarter of the reserve. Where
+    /// there is neither it gets none: the starts count, but cannot be taken back.
+    fn add_origins_of_edit(&self, own: &Table, at: BlockAt, is_move: bool) {
+        let (origins, words) = (self.block(at).word(key_word::ORIGINS), self.block(at).ring() + OLDER_WORDS);
+        // All keys that a change moves would need as much again.
+        let has_share = || if is_move { self.of(own).spare_blocks() > 0 } else { self.of(own).may_take(words) };
+        if origins.load(Relaxed) != 0 || has_share() && self.add_origins_with_room(at, false) || is_move {
+            return;
         }
+        // (What is not reserved is others' share.)
+        if self.arena.unallocated() < words
+            && self.arena.has_most_of_reserve(words)
+            && let Ok(new) = self.arena.allocate_reserved(words)
+        {
+            origins.store(new, Release);
+        }
+    }
+
+    /// The ring that can hold what a key has, so many units more, and then a start of this weight.
+    fn ring_wanted(&self, before: &Table, from: KeyAt, own: &Table, (units, weight): (u64, u64)) -> u64 {
+        let has = self.block(from.at).ring();
+        let left_out = self.block(from.at).word(key_word::LEFT_OUT).load(Acquire) & Forgotten::MANY;
+        let is_shorter = own.at != before.at && own.policy.longest() <= before.policy.longest();
+        if units == 0 && weight == 0 && is_shorter && left_out == 0 && before.born == 0 {
+            return has;
+        }
+        let (cells, now) = (self.cells(before, from), self.clock.now());
+        let mut history = self.history_as(before, from, own, (&cells, now));
+        pad(&mut history, own, now);
+        let counted = history.units_after(own.policy.counts_since(now));
+        // Until they are sealed, starts fill the present ring at most. An edit that finds more than it has seen leaves it out.
+        let counted = if units > 0 { counted } else { counted.max(has.saturating_sub(1)) };
+        self.ring_for(own.policy, counted.saturating_add(units), weight).max(has)
+    }
+
+    /// A block with a larger ring, and space for the origins of its starts, if there is room for that: see
+    /// [`Locked::block_with_room`]. If it `shares`, it does not exceed its limit's share.
+    fn larger_block(&self, own: &Table, ring: u64, (shares, at_once): (bool, bool)) -> Option<BlockAt> {
+        let may_have = |ring| !shares || self.of(own).may_grow_to(ring);
+        let more = ring + OLDER_WORDS + 16;
+        let at = may_have(ring)
+            .then(|| self.block_with_room(own.policy, ring, self.kept_blocks(), (more, at_once)))
+            .flatten()?;
+        let (is, origins) = (self.block(at).ring(), self.block(at).word(key_word::ORIGINS));
+        // A larger one may have served in its place.
+        let is_its =
+            (is == ring || may_have(is)) && (origins.load(Relaxed) != 0 || self.add_origins_with_room(at, at_once));
+        if !is_its {
+            self.retire_block(own.policy, at);
+        }
+        is_its.then_some(at)
     }
 
     /// Completes an interrupted rewrite of a key, if there is one, and gives it a larger ring, if a start of this weight
-    /// needs it.
-    pub fn mend_key(&self, table: &Table, hash: Hash, weight: u64, effort: Effort) -> Result<Space> {
+    /// needs it: not from the reserve, within the limit's share, and with `at_once` without making the store larger. Returns
+    /// `false` if there is no room for that. A key that is gone needs none.
+    pub fn mend_key(&self, table: &Table, hash: Hash, weight: u64, at_once: bool) -> Result<bool> {
         let segment = self.index(table).segment(hash);
-        let Ok((slot, found)) = segment.probe(table, hash) else { return Ok(Space::Available) };
+        let Ok((slot, found)) = segment.probe(table, hash) else { return Ok(true) };
         if self.block(found.at).is_stub() {
             self.wake_key(&self.of(table).for_key(found), (segment, slot), found.at, hash, &[])?;
-            return Ok(Space::Available);
+            return Ok(true);
         }
         let own = self.of(table).for_key(found);
         if hash == self.hash(b'k', "") && own.at == table.at {
@@ -98,32 +140,20 @@ impl Locked<'_> {
             if !self.move_key(table, hash)? {
                 self.rewrite(table, hash, |_| {})?;
             }
-        } else if weight > 0 && cells.has_to_grow(weight, own.policy.longest(), now) {
-            let room = Room { units: 0, weight };
-            let space = self.space_for_ring(&own, self.ring_to_write(&own, found, &own, room), effort)?;
-            if !matches!(space, Space::Available) {
-                return Ok(space);
-            }
-            self.rewrite_with(table, hash, room, |_| {})?;
+            return Ok(true);
         }
-        Ok(Space::Available)
+        if weight == 0 || !cells.has_to_grow(weight, own.policy.longest(), now) {
+            return Ok(true);
+        }
+        let ring = self.ring_wanted(&own, found, &own, (0, weight));
+        match self.larger_block(&own, ring, (true, at_once)) {
+            Some(into) => self.rewrite_into(table, hash, &own, into, |_| {}).map(|_| true),
+            None => Ok(false),
+        }
     }
 
-    /// Makes space for a larger ring, as for a new key: not from the reserve, and within the limit's share.
-    pub(super) fn space_for_ring(&self, own: &Table, ring: u64, effort: Effort) -> Result<Space> {
-        let has_room = || self.has_room(own, ring, effort == Effort::AtOnce);
-        if has_room() {
-            return Ok(Space::Available);
-        }
-        let is_all = effort != Effort::Search || self.sweep(None, None)?.is_all;
-        match has_room() {
-            true => Ok(Space::Available),
-            false if effort != Effort::AtOnce && self.of(own).may_grow_to(ring) => {
-                // The store has no space, whatever the limit's share.
-                let full = self.grow_for_keys(self.all_words(own.policy, ring)).err();
-                Ok(full.map_or(Space::Available, |full| Space::Searched { is_all, full }))
-            }
-            false => Ok(Space::Searched { is_all, full: self.of(own).share_is_full() }),
-        }
+    /// Searches for idle keys for a moment: see [`Locked::sweep`]. Returns whether it has passed all keys.
+    pub fn search_for_room(&self) -> Result<bool> {
+        self.sweep(None, None).map(|step| step.is_all)
     }
 }

@@ -13,7 +13,7 @@
 //! The database decides which key is on which plan (`policies.rs`). The lane follows, in steps that can be repeated
 //! from the start.
 
-use super::growing::Room;
+use super::growing::Adds;
 use super::rewrite::units_of;
 use super::space::{MAX_TURNS, Need, Search};
 use crate::algorithm::Start;
@@ -127,7 +127,7 @@ impl Locked<'_> {
         let depth = self.index(&table).root().map_or(0, Root::depth);
         let segments = 2 * (index_word::SLOTS + 2 * index_word::MAX_CAPACITY) + index_word::SLOTS + (2 << depth);
         // It keeps its ring, which may be larger than the policy needs.
-        let largest = self.rings_of(limit).max().unwrap_or(0);
+        let largest = self.rings_of(limit, 0).max().unwrap_or(0);
         let ring = if self.grows(policy) { self.ring(policy).max(largest) } else { self.ring(policy) };
         self.grow(plan + 2 * self.all_words(policy, ring) + segments)
     }
@@ -171,7 +171,7 @@ impl Locked<'_> {
                     self.replace(limit, table.policy.after(current.policy), false)?;
                     continue;
                 }
-                self.rewrite_as(&table, hash, &own, Room::NONE, |_| {})?;
+                self.rewrite_as(&table, hash, &own, Adds::Nothing, |_| {})?;
             } else if policy.is_some() {
                 self.block(from.at).word(key_word::TABLE).store(own.at.offset(), Release);
             } else {

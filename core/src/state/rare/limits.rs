@@ -97,7 +97,10 @@ impl Locked<'_> {
     /// The unused key "" of a new table.
     pub(super) fn fresh_empty_key(&self, table: &Table) -> Result<BlockAt> {
         loop {
-            let block = self.unused_block(table.policy, table.first_ring)?;
+            let block = match self.grows(table.policy) {
+                true => self.block_of_size(table.policy, table.ring)?,
+                false => self.unused_block(table.policy, table.ring)?,
+            };
             // A block that has used up its lives is abandoned.
             if let Some(empty) = self.block(block).begin(table, self.hash(b'k', ""), "", &[]) {
                 return Ok(empty.at);

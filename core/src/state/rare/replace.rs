@@ -13,7 +13,7 @@
 //! Changes of one limit come one after another. Changes of several limits form a list, of which only the first may be
 //! half published.
 
-use super::growing::Room;
+use super::growing::Adds;
 use crate::atomic::*;
 use crate::damage::bounded;
 use crate::error::{Error, Result};
@@ -24,8 +24,7 @@ use crate::state::cells::heads;
 use crate::state::cells::home::{Home, KeyAt, Table};
 use crate::state::cells::index::Index;
 use crate::state::cells::layout::{
-    At, BlockAt, CHANGER, CHANGER_SEEN, CHANGES, LimitAt, OLDER_WORDS, TableAt, index_word, key_word, limit_word,
-    table_word,
+    At, BlockAt, CHANGER, CHANGER_SEEN, CHANGES, LimitAt, TableAt, index_word, key_word, limit_word, table_word,
 };
 use crate::state::cells::limit::LimitCells;
 use crate::state::cells::locked::Locked;
@@ -186,7 +185,10 @@ impl Locked<'_> {
         }
         let from = BlockAt::new(self.of(old).empty_key().load(Acquire));
         let life = self.block(from).word(key_word::LIFE).load(Acquire);
-        self.write_elsewhere(old, KeyAt { at: from, life, table: old.at }, new, Room::NONE, |_| {})
+        let from = KeyAt { at: from, life, table: old.at };
+        let into = self.block_for_edit(old, from, new, Adds::Nothing)?;
+        self.note_ring(new, into);
+        self.write_elsewhere(old, from, new, into, |_| {})
     }
 
     /// Continues a change in which a process died. For every holder of the structure lock.
@@ -324,7 +326,7 @@ impl Locked<'_> {
     /// Moves a key to the limit's table. Space was made before the change was published, but processes may have died with
     /// it. If there is none, the key waits for it: it starts nothing by the previous policy.
     pub(super) fn move_to(&self, table: &Table, (hash, at): (Hash, BlockAt)) -> Result<BlockAt> {
-        let moved = self.rewrite_as(table, hash, table, Room::NONE, |_| {});
+        let moved = self.rewrite_as(table, hash, table, Adds::Nothing, |_| {});
         if moved.is_err() && !fault::planted("left behind") {
             self.seal_cells(self.block(at).cells(&self.block(at).table(table)));
         }
@@ -333,14 +335,12 @@ impl Locked<'_> {
 
     /// Makes space for a replacing policy, so that applying it cannot fail, or for a new limit.
     pub fn make_space_for(&self, limit: Option<LimitAt>, policy: Policy) -> Result<()> {
-        let segment = |slots| index_word::SLOTS + 2 * slots + 16;
+        let (block, segment) = (self.most_words(policy) + 16, |slots| index_word::SLOTS + 2 * slots + 16);
         let Some(limit) = limit else {
-            let block = self.all_words(policy, self.first_ring(policy)) + 16;
             let tenants = if policy.is_shared() { heads::WORDS } else { 0 };
             let limit = limit_word::WORDS + table_word::WORDS + tenants;
             return self.grow(limit + 2 * block + segment(index_word::FIRST_CAPACITY));
         };
-        let block = self.most_words(policy) + 16;
         let table = self.limit(limit).table();
         let depth = self.index(&table).root().map_or(0, |root| root.depth());
         let count = |segment: SegmentCells| segment.word(index_word::COUNT).load(Relaxed);
@@ -354,7 +354,6 @@ impl Locked<'_> {
         // their sizes, of which each needs a block for the first key.
         let has_rings = self.grows(policy) && self.grows(table.policy);
         let is_same = self.block_class(policy) == self.block_class(table.policy);
-        let origins = self.block(At::new(self.of(&table).empty_key().load(Acquire))).ring() + OLDER_WORDS + 16;
         let needed = || {
             let keys = || match is_same {
                 true => 0,
@@ -365,14 +364,13 @@ impl Locked<'_> {
                 false => self.index(&table).segments().map(count).sum(),
             };
             let blocks = match has_rings {
-                // (The key "" also gets space for the tickets of its starts.)
-                true => self.spare_blocks_for(limit, policy, false).unwrap_or(0) + origins,
+                true => 3 * (self.all_words(policy, self.first_ring(policy)) + 16),
                 false => (keys().saturating_sub(self.used_blocks(policy)) + 3) * block,
             };
             blocks + index() + table_word::WORDS
         };
         let has_made = |made: Result<()>| match made {
-            Ok(()) if has_rings => self.spare_blocks_for(limit, policy, true).map(drop),
+            Ok(()) if has_rings => self.get_spare_blocks(limit, policy),
             made => made,
         };
         // A longer window counts starts of keys that are idle now. They are kept if the store can hold them.

@@ -4,9 +4,9 @@
 //! cleared, or its policy changes. All of this happens under the structure lock, in an order that lets the next holder
 //! repeat it from the start if this process dies. The replaced block is reused, with another life for its cells.
 
-use super::growing::{Effort, Room};
+use super::growing::Adds;
 use crate::algorithm::cells::Cells;
-use crate::algorithm::log::CLOSED;
+use crate::algorithm::log::{BEYOND, CLOSED};
 use crate::algorithm::{Forgotten, History, Start};
 use crate::atomic::*;
 use crate::damage::nonsense;
@@ -25,19 +25,19 @@ use crate::time::{MAX_TIME, Now, Tick};
 impl Locked<'_> {
     /// Rewrites a key of the table into another block, with this edit of its history. Returns the block.
     pub fn rewrite(&self, table: &Table, hash: Hash, edit: impl FnOnce(&mut History)) -> Result<BlockAt> {
-        self.rewrite_with(table, hash, Room::NONE, edit)
+        self.rewrite_with(table, hash, Adds::Nothing, edit)
     }
 
-    /// The same, with room for further units.
+    /// The same for an edit that adds units.
     pub fn rewrite_with(
         &self,
         table: &Table,
         hash: Hash,
-        room: Room,
+        adds: Adds,
         edit: impl FnOnce(&mut History),
     ) -> Result<BlockAt> {
         let (_, from) = self.index(table).segment(hash).probe(table, hash).expect("the key is in its table");
-        self.rewrite_as(table, hash, &self.of(table).for_key(from), room, edit)
+        self.rewrite_as(table, hash, &self.of(table).for_key(from), adds, edit)
     }
 
     /// Rewrites a key into a block of `own`, which applies to the key from then on.
@@ -46,14 +46,29 @@ impl Locked<'_> {
         table: &Table,
         hash: Hash,
         own: &Table,
-        room: Room,
+        adds: Adds,
+        edit: impl FnOnce(&mut History),
+    ) -> Result<BlockAt> {
+        let (_, from) = self.index(table).segment(hash).probe(table, hash).expect("the key is in its table");
+        // Get the space first: sealed cells must be replaced.
+        let into = self.block_for_edit(&self.of(table).for_key(from), from, own, adds)?;
+        self.rewrite_into(table, hash, own, into, edit)
+    }
+
+    /// The same into this block. Returns the block that was written.
+    pub(super) fn rewrite_into(
+        &self,
+        table: &Table,
+        hash: Hash,
+        own: &Table,
+        into: BlockAt,
         edit: impl FnOnce(&mut History),
     ) -> Result<BlockAt> {
         let segment = self.index(table).segment(hash);
         let (slot, from) = segment.probe(table, hash).expect("the key is in its table");
         let before = self.of(table).for_key(from);
         let had = self.words_of(&before, from.at);
-        let into = self.write_elsewhere(&before, from, own, room, edit)?;
+        let into = self.write_elsewhere(&before, from, own, into, edit)?;
         self.note_ring(own, into);
         fault::point("key-written");
         segment.set_entry(self, slot, hash, into);
@@ -74,22 +89,16 @@ impl Locked<'_> {
         }
     }
 
-    /// Seals a key's cells and writes their history, with this edit, into a block of `own`. The block is not published
-    /// yet.
+    /// Seals a key's cells and writes their history, with this edit, into this unused block of `own`. The block is not published
+    /// yet. Returns the one that was written.
     pub(super) fn write_elsewhere(
         &self,
         before: &Table,
         from: KeyAt,
         own: &Table,
-        room: Room,
+        into: BlockAt,
         edit: impl FnOnce(&mut History),
     ) -> Result<BlockAt> {
-        // Get the space first: sealed cells must be replaced.
-        let ring = self.ring_to_write(before, from, own, room);
-        let into = match room.weight {
-            0 => self.block_to_write(before, own, ring, 0)?,
-            _ => self.block_to_write(before, own, ring, self.kept_blocks())?,
-        };
         let (mut history, now) = self.take_history(before, from, own);
         edit(&mut history);
         pad(&mut history, own, now);
@@ -122,7 +131,7 @@ impl Locked<'_> {
     pub(super) fn history_as(&self, before: &Table, from: KeyAt, own: &Table, (cells, now): (&Cells, Now)) -> History {
         let mut history = self.block(from.at).history(before, (cells, now));
         if own.at != before.at {
-            self.carry_over((before, self.block(from.at).ring()), own, &mut history, now);
+            self.carry_over((before, self.block(from.at)), own, &mut history, now);
         }
         history
     }
@@ -138,7 +147,7 @@ impl Locked<'_> {
 
     /// Completes an interrupted rewrite of a key, if there is one.
     pub fn repair_key(&self, table: &Table, hash: Hash) -> Result<()> {
-        self.mend_key(table, hash, 0, Effort::NoSearch).map(drop)
+        self.mend_key(table, hash, 0, false).map(drop)
     }
 
     /// Writes a history into a block, which gets the name and gate of `from`. Returns the block that was written:
@@ -171,7 +180,7 @@ impl Locked<'_> {
                 nonsense("a key with more starts than a block can hold");
             }
             // That block is lost; try the next one.
-            into = self.block_to_write(before, table, self.block(into).ring(), 0)?;
+            into = self.block_to_write(before, table, self.block(into).ring())?;
         }
     }
 
@@ -231,7 +240,7 @@ impl<'h> BlockCells<'h> {
     pub(super) fn is_nothing(self, own: &Table, table: &Table) -> bool {
         let now = self.home.clock.now();
         let mut history = self.history(own, (&self.cells(own), now));
-        self.home.carry_over((own, self.ring()), table, &mut history, now);
+        self.home.carry_over((own, self), table, &mut history, now);
         let longest = own.policy.longest().max(table.policy.longest());
         // Forgotten starts may be newer than the known ones.
         let stamps = history.starts.last().map(|start| start.stamp).into_iter();
@@ -245,8 +254,9 @@ impl<'h> BlockCells<'h> {
         let mut history = cells.history(own.policy.longest(), now);
         if let Cells::Log(log) = cells
             && log.is_small()
+            && !log.has_lost(own.policy.longest_window(), now)
         {
-            // A small ring has overwritten only what had left the longest window.
+            // It has overwritten only what had left the longest window.
             history.forget_before(now.floor.saturating_sub(own.policy.longest_window()));
         }
         let word = |word| self.word(word).load(Acquire);
@@ -269,7 +279,7 @@ impl<'h> BlockCells<'h> {
             if let Cells::Log(_) = cells {
                 [history.first_era, history.era] = older.next().unwrap_or_default();
             }
-            let left_out = [[first & !key_word::IS_MIXED, word(key_word::UNTIL)]].into_iter().chain(older);
+            let left_out = [[first & Forgotten::MANY, word(key_word::UNTIL)]].into_iter().chain(older);
             let left_out = left_out.map(|[units, stamp]| Forgotten { stamp, units, is_bounded: false });
             let left_out = left_out.filter(|some| some.units > 0 && some.stamp + MAX_TIME > now.floor);
             // What is only unknown because the state was lost comes last.
@@ -297,16 +307,18 @@ impl<'h> BlockCells<'h> {
                 eras[1].store(history.era, Release);
                 older = others;
             }
-            let mut left_out = history.older_than(most, since, 1 + older.len() / 2);
+            let (mut left_out, mut is_mixed) = (history.older_than(most, since, 1 + older.len() / 2), history.is_mixed);
             if let Cells::Log(log) = &cells
                 && log.is_small()
             {
                 // Readers of a small ring see only one number. It is that of all units that count.
-                merge_counting(&mut left_out, own.policy.counts_since(now));
+                let counts = merge_counting(&mut left_out, own.policy.counts_since(now));
+                // The stricter policy of such a ring has not admitted them.
+                is_mixed |= counts;
             }
             let mut left_out = left_out.into_iter();
             let mut next = || left_out.next().map_or((0, 0), |some| (some.units, some.stamp));
-            let mixed = if history.is_mixed { key_word::IS_MIXED } else { 0 };
+            let mixed = if is_mixed { key_word::IS_MIXED } else { 0 };
             let (units, stamp) = next();
             self.word(key_word::LEFT_OUT).store(units | mixed, Release);
             self.word(key_word::UNTIL).store(stamp, Release);
@@ -336,9 +348,10 @@ impl<'h> BlockCells<'h> {
 
 impl Home {
     /// Converts a key's starts to another policy.
-    fn carry_over(&self, (old, ring): (&Table, u64), new: &Table, history: &mut History, now: Now) {
+    fn carry_over(&self, (old, block): (&Table, BlockCells), new: &Table, history: &mut History, now: Now) {
         let frame = |window, is_smooth| self.frame(window, is_smooth);
-        let kept = (self.grows(old.policy) && ring < old.ring).then(|| ring - 1);
+        let is_kept = || block.ring() < old.ring && block.word(key_word::LEFT_OUT).load(Acquire) & BEYOND == 0;
+        let kept = (self.grows(old.policy) && is_kept()).then(|| block.ring() - 1);
         if carry_over((&old.policy, kept), &new.policy, frame, history, now) {
             history.former = old.at.offset();
         }
@@ -357,12 +370,13 @@ pub(in crate::state) fn pad(history: &mut History, own: &Table, now: Now) {
     }
 }
 
-/// Makes one part of those that count from later than `since`, as late as the latest.
-fn merge_counting(parts: &mut Vec<Forgotten>, since: Tick) {
+/// Makes one part of those that count from later than `since`, as late as the latest. Returns whether there are any.
+fn merge_counting(parts: &mut Vec<Forgotten>, since: Tick) -> bool {
     let count = parts.partition_point(|part| part.stamp > since);
     let units = parts[..count].iter().fold(0u64, |sum, part| sum.saturating_add(part.units));
     if let Some(first) = parts.first_mut().filter(|_| count > 1) {
         first.units = units.min(Forgotten::MANY);
         parts.drain(1..count);
     }
+    count > 0
 }

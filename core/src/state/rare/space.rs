@@ -11,7 +11,6 @@
 //! the search takes a few segments, and a new key pays for a few steps. The next one goes on where they ended. So no
 //! caller pays for more, and every key is examined if new ones are refused again and again.
 
-use super::growing::Effort;
 use super::rewrite::units_of;
 use crate::algorithm::Start;
 use crate::algorithm::cells::Cells;
@@ -36,7 +35,7 @@ use std::time::{Duration, Instant};
 const SWEEP: Duration = Duration::from_millis(2);
 
 /// The number of steps for which a new key searches for idle ones.
-const STEPS: u32 = 4;
+pub(crate) const STEPS: u32 = 4;
 
 /// The most used blocks that a segment gets at once from a store that cannot grow, or in a limit that has nearly its
 /// share: others may need them more.
@@ -127,22 +126,36 @@ impl Locked<'_> {
         if ring == table.first_ring || self.index(table).find(hash)?.is_some() {
             return self.index(table).find_or_begin(hash, begin);
         }
-        // Only a key with starts gets what new keys do not.
-        if units == 0 && (self.of(table).spare_blocks() == 0 || !self.has_room(table, ring, true)) {
-            return Err(Blocked::Full);
-        }
-        // The block for a new key is too small. The lock keeps others from adding this key.
-        let large = self.take_block(table.policy, ring, if units == 0 { self.kept_blocks() } else { 0 })?;
+        // The block for a new key is too small.
+        let keeps = self.kept_blocks();
+        let with_room = |at_once| self.block_with_room(table.policy, ring, keeps, (0, at_once));
+        let large = match units {
+            0 if !self.of(table).may_grow_to(ring) => None,
+            0 => with_room(true),
+            // A key with starts gets what new keys do not, beyond the bound if necessary.
+            _ => with_room(false).or_else(|| {
+                self.grow_beyond(self.words_with(table.policy, ring) + 16).ok()?;
+                with_room(true)
+            }),
+        };
+        let large = match large {
+            Some(large) => large,
+            None if units == 0 => return Err(Blocked::Full),
+            // What does not fit is left out.
+            None => return self.index(table).find_or_begin(hash, begin),
+        };
         self.note_ring(table, large);
+        let (limit, words) = (self.of(table).limit(), self.words_of(table, large));
+        self.take_words(limit, hash, words);
         let is_used = Cell::new(false);
-        let added = self.index(table).find_or_begin(hash, &|small| {
-            self.retire_new(table, small);
+        let begin = |at| {
             is_used.set(true);
-            begin(large)
-        });
-        match is_used.get() {
-            true => self.take_instead(table, hash, self.block_words(table.policy), self.words_of(table, large)),
-            false => self.retire_block(table.policy, large),
+            begin(at)
+        };
+        let added = self.index(table).find_or_begin_in(Some(large), hash, &begin);
+        if !is_used.get() {
+            self.return_words(limit, hash, words);
+            self.retire_block(table.policy, large);
         }
         added
     }
@@ -156,7 +169,9 @@ impl Locked<'_> {
     /// Makes the space that [`Blocked::Full`] asked for, for a key with this hash.
     pub fn make_space(&self, table: &Table, hash: Hash, need: Need) -> Result<Space> {
         let rests = need == Need::KeyAtOnce;
-        let Some(root) = self.index(table).root() else { return Ok(Space::Available) };
+        if self.index(table).root().is_none() {
+            return Ok(Space::Available);
+        }
         if let Some(plan) = self.index(table).plan_of_idle(hash) {
             return self.make_space_to_wake(&plan, rests);
         }
@@ -165,10 +180,7 @@ impl Locked<'_> {
         }
         let ring = self.ring_for(table.policy, self.of(table).lost_units(), 0);
         if need != Need::Plan && ring > table.first_ring {
-            let space = self.space_for_ring(table, ring, if rests { Effort::NoSearch } else { Effort::Search })?;
-            if !matches!(space, Space::Available) {
-                return Ok(space);
-            }
+            return self.make_space_for_larger(table, hash, (ring, rests));
         }
         if need != Need::Plan && self.of(table).spare_blocks() == 0 {
             let step = if rests { None } else { self.make_space_in_share(table, hash)? };
@@ -180,7 +192,7 @@ impl Locked<'_> {
                 return Ok(Space::Searched { is_all, full: self.of(table).share_is_full() });
             }
         }
-        let segment = self.segment_at(root, root.entry_of(hash.0[0]));
+        let segment = self.index(table).segment(hash);
         let block = self.key_words(table.policy) + 16;
         let hoards = self.arena.has_space(block) || fault::planted("hoarded blocks");
         let spare = || if need == Need::Plan { STOCK } else { self.of(table).spare_blocks() };
@@ -251,11 +263,32 @@ impl Locked<'_> {
     /// Makes space for the cells of a key that has none.
     fn make_space_to_wake(&self, plan: &Table, rests: bool) -> Result<Space> {
         let ring = self.ring_for(plan.policy, self.of(plan).lost_units(), 0);
-        let (class, block) = (self.class_of(plan.policy, ring), self.words_with(plan.policy, ring) + 16);
+        self.make_space_for_ring(plan.policy, ring, rests)
+    }
+
+    /// Makes space for a new key that needs a larger ring than others: see [`Locked::add_with`].
+    fn make_space_for_larger(&self, table: &Table, hash: Hash, (ring, rests): (u64, bool)) -> Result<Space> {
+        if !self.of(table).may_grow_to(ring) {
+            let step = if rests { None } else { self.make_space_in_share(table, hash)? };
+            if !self.of(table).may_grow_to(ring) {
+                let is_all = step.is_none_or(|step| step.is_all);
+                return Ok(Space::Searched { is_all, full: self.of(table).share_is_full() });
+            }
+        }
+        let space = self.make_space_for_ring(table.policy, ring, rests)?;
+        if !matches!(space, Space::Available) || !self.index(table).segment(hash).takes_no_key(table) {
+            return Ok(space);
+        }
+        self.renew_segment(table, hash.0[0], false).map(|_| Space::Available)
+    }
+
+    /// Makes space for a block with this ring.
+    fn make_space_for_ring(&self, policy: Policy, ring: u64, rests: bool) -> Result<Space> {
+        let (class, block) = (self.class_of(policy, ring), self.words_with(policy, ring) + 16);
         if self.has_free(class) || self.arena.has_space(block) {
             return Ok(Space::Available);
         }
-        let first = self.block_class(plan.policy);
+        let first = self.block_class(policy);
         let step = if rests { Step { freed: 0, is_all: true } } else { self.sweep(Some(first), None)? };
         Ok(match self.grow_for_keys(2 * block) {
             Err(full) if !self.has_free(class) => Space::Searched { is_all: step.is_all, full },
@@ -693,14 +726,22 @@ impl<'h> SegmentCells<'h> {
         }
     }
 
-    /// Gives it used blocks for as many keys as it has space for, but at most so many. With `any`, larger ones serve, too.
-    /// Returns whether there were any. A process that dies here loses one.
+    /// Gives it used blocks for as many keys as it has space for, but at most so many. With `any`, larger ones serve, too, and
+    /// what belongs to them is divided. Returns whether there were any. A process that dies here loses one.
     fn restock(self, locked: &Locked, (table, hash): (&Table, Hash), (most, any): (u64, bool)) -> bool {
         let (free, capacity) = (self.word(index_word::FREE), self.capacity());
         let (first, space) = (free.load(Acquire), self.free_slots().min(most));
         let class = locked.block_class(table.policy);
         let classes = if any { locked.classes_for(class) } else { class..=class };
-        let used = || classes.clone().find_map(|class| locked.used_in(class, locked.kept_blocks()));
+        let used = || {
+            let used_in = |class| locked.used_in(class, locked.kept_blocks()).map(|at| (class, at));
+            let (of, at) = classes.clone().find_map(used_in)?;
+            if of == class || !locked.divide_origins(table.policy, at) {
+                return Some(at);
+            }
+            locked.retire_to(of, at);
+            locked.used_in(class, locked.kept_blocks())
+        };
         let (mut count, mut words) = (0, 0);
         for (i, at) in (first..capacity.min(first + space)).zip(std::iter::from_fn(used)) {
             locked.note_ring(table, at);
