@@ -17,6 +17,7 @@ mod failing;
 mod files;
 #[cfg(feature = "fault-points")]
 mod forgotten;
+mod full_of_rings;
 mod heads;
 mod identity;
 mod joint_storms;
