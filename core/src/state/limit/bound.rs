@@ -20,11 +20,13 @@ use crate::state::cells::layout::{BlockAt, LimitAt, TableAt, key_word};
 use crate::state::cells::locked::Locked;
 use crate::state::counts::Counts;
 use crate::state::session::made::Made;
+use crate::time::monotonic_ns;
 use crate::{fault, fork, policy};
 use siphasher::sip128::SipHasher13;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr};
+use std::time::Duration;
 
 /// Where a limit was found, and the finding that this one replaced (1).
 #[derive(Debug)]
@@ -44,6 +46,8 @@ pub(crate) struct Bound {
     /// The number of this process there, for leases: see [`crate::algorithm::leases`].
     pub(super) member: u64,
     pub(super) counts: Arc<Counts>,
+    /// Until when this process, which could not take the lock, lets no ring grow, by the monotonic clock.
+    no_lock_until: AtomicU64,
     before: *mut Bound,
 }
 
@@ -89,6 +93,17 @@ impl Bound {
     fn current(&self) -> &Decoded {
         // SAFETY: never null, and freed only by `drop` (1).
         unsafe { &*self.current.load(Acquire) }
+    }
+
+    /// Returns whether this process could not take the structure lock lately.
+    #[cold]
+    pub(super) fn has_no_lock(&self) -> bool {
+        monotonic_ns() < self.no_lock_until.load(Relaxed)
+    }
+
+    /// Notes that it could not, for a while.
+    pub(super) fn note_no_lock(&self, during: Duration) {
+        self.no_lock_until.store(monotonic_ns() + during.as_nanos() as u64, Relaxed);
     }
 
     /// Changes the number of callers of this process that wait.
@@ -378,8 +393,20 @@ impl Limit {
         counts.add(None, STORE_ERRORS, self.early_errors.swap(0, Relaxed));
         let member = self.store.member();
         let seen = AtomicU64::new(0);
-        let bound =
-            Box::into_raw(Box::new(Bound { home, limit, hasher, gate, epoch, seen, current, member, counts, before }));
+        let no_lock_until = AtomicU64::new(0);
+        let bound = Box::into_raw(Box::new(Bound {
+            home,
+            limit,
+            hasher,
+            gate,
+            epoch,
+            seen,
+            current,
+            member,
+            counts,
+            no_lock_until,
+            before,
+        }));
         // The waiters move with the limit.
         let waiting = self.waiting.lock();
         // (1)

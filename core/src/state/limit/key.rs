@@ -97,9 +97,7 @@ impl<'a> Key<'a> {
     #[inline(always)]
     pub fn cells(&self) -> Cells<'_> {
         match self.home().cells(self.table, self.key) {
-            Cells::Log(log) if self.is_small() && is_confined_in(self.head(), self.key.life) => {
-                Cells::Log(log.confined())
-            }
+            Cells::Log(log) if self.is_small() && self.is_confined() => Cells::Log(log.confined()),
             cells => cells,
         }
     }
@@ -136,7 +134,7 @@ impl<'a> Key<'a> {
         if !self.is_small() {
             return Err(Blocked::Sealed);
         }
-        if !is_confined_in(self.head(), self.key.life) {
+        if !self.is_confined() {
             return Err(Blocked::Small(ask.weight));
         }
         Ok(self.log().confined().decide::<LOOK>(ask, || self.now(), view)?)
@@ -147,11 +145,16 @@ impl<'a> Key<'a> {
         self.table.is_log && ring_in(self.head()) < self.table.ring
     }
 
+    /// Returns whether its ring cannot grow for now: there is no space, or this process has no lock.
+    fn is_confined(&self) -> bool {
+        is_confined_in(self.head(), self.key.life) || self.bound.has_no_lock()
+    }
+
     /// Its log, for those who only read it.
     #[inline(always)]
     fn log_to_read(&self) -> Log<'a> {
         let log = self.log();
-        if !log.holds() && is_confined_in(self.head(), self.key.life) { log.confined() } else { log }
+        if !log.holds() && self.is_confined() { log.confined() } else { log }
     }
 
     #[inline(always)]

@@ -44,9 +44,8 @@ pub(crate) const STORE_AGAIN: Duration = Duration::from_secs(1);
 /// new key would cause a search.
 const IN_VAIN: u64 = 100_000_000;
 
-/// For so many milliseconds, callers of a key whose ring cannot grow do not try again: there was no space, or no lock.
+/// The same in milliseconds, for a key whose ring cannot grow.
 const IN_VAIN_MS: u64 = IN_VAIN / 1_000_000;
-const NO_LOCK_MS: u64 = 1_000;
 
 /// One limit of one store, as used by one limiter.
 #[derive(Debug)]
@@ -575,7 +574,7 @@ impl Limit {
 
     /// Gives a key a larger ring, if a start of this weight needs it. That takes microseconds, so a caller that must not
     /// wait does it, too, unless the lock is busy, or there is no space yet. Where it is impossible for now, the key is confined to
-    /// the ring that it has: see `growing.rs`.
+    /// the ring that it has: see `growing.rs`. A lock that others hold for too long is an error as anywhere.
     fn grow_key(&self, hash: Hash, weight: u64) -> Result<()> {
         let must_not_wait = MayWait::here() == MayWait::Never;
         let at_once = |home: &Locked, _, table: &Table| home.mend_key(table, hash, weight, true);
@@ -583,24 +582,21 @@ impl Limit {
             true => MayWait::BrieflyHere.during(|| self.with_table_for(Duration::ZERO, at_once)),
             false => self.search_and_grow(hash, weight),
         };
-        let for_ms = match grown {
-            Ok(true) => return Ok(()),
+        match grown {
+            Ok(true) => Ok(()),
             // Another thread may wait and search.
-            Ok(false) | Err(Error::StoreTimeout { .. }) if must_not_wait => return Err(Error::WouldWait),
-            // Part of the caller's time is left.
-            Err(error @ Error::StoreTimeout { .. }) if MayWait::is_cut() => return Err(error),
-            Ok(false) | Err(Error::StoreFull { .. }) => IN_VAIN_MS,
-            // Others may be willing to wait for longer.
-            Err(Error::StoreTimeout { .. }) if MayWait::here() != MayWait::UntilTimeout => IN_VAIN_MS,
-            // Whatever keeps this process from the lock: others hold it, or there is no descriptor.
-            Err(Error::StoreTimeout { .. } | Error::Store { .. }) => NO_LOCK_MS,
-            Err(error) => return Err(error),
-        };
-        let bound = self.bound()?;
-        if let Ok(Some(found)) = bound.home().index(bound.latest()).find(hash) {
-            bound.home().block(found.at).confine(found.life, for_ms);
+            Ok(false) | Err(Error::StoreTimeout { .. }) if must_not_wait => Err(Error::WouldWait),
+            Ok(false) | Err(Error::StoreFull { .. }) => {
+                let bound = self.bound()?;
+                if let Ok(Some(found)) = bound.home().index(bound.latest()).find(hash) {
+                    bound.home().block(found.at).confine(found.life, IN_VAIN_MS);
+                }
+                Ok(())
+            }
+            // This process cannot take the lock: it has no descriptor, for example. Others can.
+            Err(Error::Store { .. }) => self.bound().map(|bound| bound.note_no_lock(STORE_AGAIN)),
+            Err(error) => Err(error),
         }
-        Ok(())
     }
 
     /// The same, after a search for idle keys if there is no space. Returns `false` if there is none after it, either.
