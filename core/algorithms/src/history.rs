@@ -77,6 +77,8 @@ pub struct History {
     pub changed: Tick,
     /// Whether some of this was admitted by an earlier policy.
     pub is_mixed: bool,
+    /// How many units the small ring held by whose stricter policy all of this was admitted: see `log.rs`.
+    pub held: Option<u64>,
     /// In windows of the clock, by how many units an earlier policy may have exceeded the limit of this one.
     pub excess: u64,
     /// The other state of a bucket.

@@ -85,8 +85,8 @@
 //!    forbids is denied. Starts recorded beyond the limit and places then overwrite tickets that count. All that is in the
 //!    ring is newer, so whatever the stricter policy admits later comes after these tickets have left the window. But a larger
 //!    ring would not know them. So it is told: they may count as long as the oldest ticket in the ring does
-//!    ([`Log::has_lost`]). And a longer window must not rely on the stricter policy where that has not admitted all
-//!    ([`BEYOND`]).
+//!    ([`Log::has_lost`]). The ledger is told, too, if it lacks them ([`Log::unlogged`]). And a longer window must not rely on
+//!    the stricter policy where that has not admitted all ([`BEYOND`]).
 //!
 //! # Lives
 //!
@@ -155,7 +155,7 @@ const LAST: Tick = (1 << (64 - STAMP)) - 1;
 /// Not a life's number: the cells are being written.
 pub const CLOSED: u64 = u64::MAX;
 
-/// Set in the first word of [`Log::left_out`] once a start was recorded in a small ring that only the ring forbade.
+/// Set in the first word of [`Log::left_out`] once a confined ring has overwritten what counts.
 pub const BEYOND: u64 = 1 << 62;
 
 /// When a start may ask again that is too heavy for a confined ring, in ticks.
@@ -189,6 +189,12 @@ pub const FIRST_SLOTS: u64 = 16;
 pub fn slots_for(units: u64, weight: u64, whole: u64) -> u64 {
     let least = units.saturating_add(weight).saturating_add(1).max(weight.saturating_add(LAG - 1));
     least.clamp(FIRST_SLOTS, 1 << 32).next_power_of_two().min(whole)
+}
+
+/// Units of which only this is known, and that the ledger lacks.
+fn unlogged_part(stamp: Tick, units: u64) -> impl Iterator<Item = Start> {
+    let start = Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false };
+    (units > 0).then_some(start).into_iter()
 }
 
 /// One key's log, in cells that live elsewhere.
@@ -934,6 +940,11 @@ impl<'a> Log<'a> {
         if oldest > first && oldest < h {
             let stamp = self.stamp(self.slot(oldest).load(Acquire)).max(self.born);
             let own = self.own.load(Acquire).clamp(first, oldest);
+            let counts = stamp + longest > now.floor;
+            let unlogged = if counts { self.lost_unlogged(oldest) } else { 0 };
+            let (own, first) = (own.min(oldest - unlogged), first.min(oldest - unlogged));
+            starts.splice(0..0, unlogged_part(stamp, unlogged));
+            let oldest = oldest - unlogged;
             forgotten.push(Forgotten { stamp, units: oldest - own, is_bounded: true });
             forgotten.push(Forgotten { stamp, units: own - first, is_bounded: false });
         }
@@ -949,7 +960,9 @@ impl<'a> Log<'a> {
     pub fn unlogged(&self) -> (Vec<Start>, u64) {
         let h = self.find_tail().ticket;
         let mut ticket = self.logged.load(Acquire).max(self.first()).max(h.saturating_sub(self.ring.len() as u64));
-        let mut starts = Vec::new();
+        let mut starts: Vec<Start> = unlogged_part(self.left_out[1].load(Acquire), self.owed()).collect();
+        let oldest = self.stamp(self.slot(ticket).load(Acquire));
+        starts.extend(unlogged_part(oldest, self.lost_unlogged(ticket)));
         while ticket < h {
             let word = self.slot(ticket).load(Acquire);
             let StartId { ticket: id, stamp, weight: units } = self.known(ticket, word);
@@ -957,6 +970,21 @@ impl<'a> Log<'a> {
             ticket += units;
         }
         (starts, h)
+    }
+
+    /// Returns how many of the units that were [left out](Log::left_out) the ledger lacks.
+    pub fn owed(&self) -> u64 {
+        let units = self.left_out[0].load(Acquire) & Forgotten::MANY;
+        units.min(self.first().saturating_sub(self.logged.load(Acquire)))
+    }
+
+    /// Returns how many tickets before the oldest in the ring a confined ring has overwritten that the ledger lacks. All of them
+    /// were claimed before it, and may count as long as it does.
+    fn lost_unlogged(&self, oldest: u64) -> u64 {
+        match self.left_out[0].load(Acquire) & BEYOND {
+            0 => 0,
+            _ => oldest.saturating_sub(self.logged.load(Acquire).max(self.first())),
+        }
     }
 
     /// Returns the ticket after the last.
@@ -1002,9 +1030,6 @@ impl<'a> Log<'a> {
     /// caller publishes it. `None`: these cells had too many lives.
     pub fn write(&self, history: &History, now: Now) -> Option<Tick> {
         let size = self.ring.len() as u64;
-        // The same slots and parities come again every two laps.
-        let end = self.end();
-        let burnt = end + history.end.saturating_sub(end).div_ceil(2 * size) * 2 * size;
         // A start that was only counted before may be heavier than a single start can be here.
         let split = |start: &Start| {
             let (start, parts) = (*start, start.units.div_ceil(MAX));
@@ -1024,6 +1049,13 @@ impl<'a> Log<'a> {
             })
             .collect();
         starts.reverse();
+        let unlogged =
+            |starts: &[Start]| starts.iter().filter(|some| !some.is_logged).map(|some| some.units).sum::<u64>();
+        // These are older than all that is written. As many tickets precede the first: see `Log::owed`.
+        let owed = unlogged(&history.starts).saturating_sub(unlogged(&starts));
+        // The same slots and parities come again every two laps.
+        let end = self.end();
+        let burnt = end + history.end.max(owed).saturating_sub(end).div_ceil(2 * size) * 2 * size;
         let fields = self.ring.iter().map(|slot| slot.load(Relaxed) >> STAMP);
         let highest = fields.fold(self.peak.load(Acquire), u64::max);
         let (first, reach) = self.best_place(burnt, &starts, now, highest + 2);
@@ -1046,7 +1078,7 @@ impl<'a> Log<'a> {
             }
         }
         let mut next = first;
-        let mut logged = None;
+        let mut logged = (owed > 0).then(|| first.saturating_sub(owed));
         for start in starts {
             if !start.is_logged {
                 logged.get_or_insert(next);
@@ -1144,7 +1176,7 @@ impl<'a> Log<'a> {
         if self.is_alive().is_err() {
             return Some(Err(Sealed));
         }
-        if !HOLDS && !is_ready && !is_place {
+        if !HOLDS && !is_ready && !self.is_small() {
             // (Small rings 4) Before the swap, which releases this.
             self.left_out[0].fetch_or(BEYOND, AcqRel);
         }

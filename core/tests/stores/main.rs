@@ -29,6 +29,7 @@ mod processes;
 mod restoring;
 mod rewriting;
 mod rings;
+mod rings_reviewed;
 mod shares;
 mod space;
 mod storms;

@@ -46,9 +46,20 @@ pub(crate) struct Bound {
     /// The number of this process there, for leases: see [`crate::algorithm::leases`].
     pub(super) member: u64,
     pub(super) counts: Arc<Counts>,
-    /// Until when this process, which could not take the lock, lets no ring grow, by the monotonic clock.
-    no_lock_until: AtomicU64,
+    /// Until when this process does not wait for the structure lock to let a ring grow, by the monotonic clock: see [`NoLock`].
+    rests_until: [AtomicU64; 3],
     before: *mut Bound,
+}
+
+/// Why a process did not get the structure lock.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NoLock {
+    /// It has no descriptor for it, for example.
+    Unable,
+    /// Others held it for longer than the store's timeout.
+    Busy,
+    /// The same for callers that wait briefly.
+    BusyBriefly,
 }
 
 /// A table as it was read, and the one that it replaced (1). (A table in the store is larger, and is not reused either.)
@@ -95,15 +106,15 @@ impl Bound {
         unsafe { &*self.current.load(Acquire) }
     }
 
-    /// Returns whether this process could not take the structure lock lately.
+    /// Returns whether this process did not get the structure lock lately.
     #[cold]
-    pub(super) fn has_no_lock(&self) -> bool {
-        monotonic_ns() < self.no_lock_until.load(Relaxed)
+    pub(super) fn rests(&self, after: NoLock) -> bool {
+        monotonic_ns() < self.rests_until[after as usize].load(Relaxed)
     }
 
-    /// Notes that it could not, for a while.
-    pub(super) fn note_no_lock(&self, during: Duration) {
-        self.no_lock_until.store(monotonic_ns() + during.as_nanos() as u64, Relaxed);
+    /// Notes that it did not, for a while.
+    pub(super) fn rest(&self, after: NoLock, during: Duration) {
+        self.rests_until[after as usize].store(monotonic_ns() + during.as_nanos() as u64, Relaxed);
     }
 
     /// Changes the number of callers of this process that wait.
@@ -393,7 +404,7 @@ impl Limit {
         counts.add(None, STORE_ERRORS, self.early_errors.swap(0, Relaxed));
         let member = self.store.member();
         let seen = AtomicU64::new(0);
-        let no_lock_until = AtomicU64::new(0);
+        let rests_until = [const { AtomicU64::new(0) }; 3];
         let bound = Box::into_raw(Box::new(Bound {
             home,
             limit,
@@ -404,7 +415,7 @@ impl Limit {
             current,
             member,
             counts,
-            no_lock_until,
+            rests_until,
             before,
         }));
         // The waiters move with the limit.

@@ -1,6 +1,6 @@
 //! A key of a limit, found, and the decisions on it.
 
-use super::bound::{Bound, Stuck};
+use super::bound::{Bound, NoLock, Stuck};
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::counter::Counter;
@@ -147,7 +147,7 @@ impl<'a> Key<'a> {
 
     /// Returns whether its ring cannot grow for now: there is no space, or this process has no lock.
     fn is_confined(&self) -> bool {
-        is_confined_in(self.head(), self.key.life) || self.bound.has_no_lock()
+        is_confined_in(self.head(), self.key.life) || self.bound.rests(NoLock::Unable)
     }
 
     /// Its log, for those who only read it.

@@ -30,6 +30,7 @@ use crate::state::session::options::OnError;
 use crate::state::session::{LET_OTHERS, Session};
 use crate::time::monotonic_ns;
 use crate::waiting::{AsOne, MayWait};
+use bound::NoLock;
 pub(crate) use bound::{Bound, Stuck};
 pub(crate) use key::Key;
 use std::ptr;
@@ -573,12 +574,17 @@ impl Limit {
     }
 
     /// Gives a key a larger ring, if a start of this weight needs it. That takes microseconds, so a caller that must not
-    /// wait does it, too, unless the lock is busy, or there is no space yet. Where it is impossible for now, the key is confined to
-    /// the ring that it has: see `growing.rs`. A lock that others hold for too long is an error as anywhere.
+    /// wait does it, too, unless the lock is busy, or there is no space yet. Where there is none, the key is confined to
+    /// the ring that it has: see `growing.rs`. A lock that others hold for too long is an error; once a second, callers wait for it.
     fn grow_key(&self, hash: Hash, weight: u64) -> Result<()> {
-        let must_not_wait = MayWait::here() == MayWait::Never;
+        let (must_not_wait, bound) = (MayWait::here() == MayWait::Never, self.bound()?);
+        let busy = match MayWait::here() {
+            MayWait::UntilTimeout => NoLock::Busy,
+            _ => NoLock::BusyBriefly,
+        };
+        let rests = bound.rests(busy) && !MayWait::outlasts();
         let at_once = |home: &Locked, _, table: &Table| home.mend_key(table, hash, weight, true);
-        let grown = match must_not_wait {
+        let grown = match must_not_wait || rests {
             true => MayWait::BrieflyHere.during(|| self.with_table_for(Duration::ZERO, at_once)),
             false => self.search_and_grow(hash, weight),
         };
@@ -587,14 +593,27 @@ impl Limit {
             // Another thread may wait and search.
             Ok(false) | Err(Error::StoreTimeout { .. }) if must_not_wait => Err(Error::WouldWait),
             Ok(false) | Err(Error::StoreFull { .. }) => {
-                let bound = self.bound()?;
                 if let Ok(Some(found)) = bound.home().index(bound.latest()).find(hash) {
                     bound.home().block(found.at).confine(found.life, IN_VAIN_MS);
                 }
                 Ok(())
             }
-            // This process cannot take the lock: it has no descriptor, for example. Others can.
-            Err(Error::Store { .. }) => self.bound().map(|bound| bound.note_no_lock(STORE_AGAIN)),
+            Err(Error::StoreTimeout { .. }) if rests => {
+                let cause = "its lock was busy a moment ago, and is waited for again within a second";
+                Err(Error::store(format!("making room for more starts of a key in {}", self.store.url()), cause))
+            }
+            Err(error @ Error::StoreTimeout { .. }) => {
+                // Otherwise part of the caller's time is left.
+                if !MayWait::is_cut() {
+                    bound.rest(busy, STORE_AGAIN);
+                }
+                Err(error)
+            }
+            // This process cannot take the lock. Others can.
+            Err(Error::Store { .. }) => {
+                bound.rest(NoLock::Unable, STORE_AGAIN);
+                Ok(())
+            }
             Err(error) => Err(error),
         }
     }

@@ -7,11 +7,10 @@ use crate::policy::{Policy, Shape};
 use crate::time::Now;
 
 /// Converts a history to another policy of the same kind. Places are not converted: they were taken under the previous
-/// policy, and are exchanged when they are presented. `kept`: how many units the ring of the old log held, if it had not grown
-/// to its full size: see `log.rs`. `frame`: how windows of the clock are divided. Returns whether the old
+/// policy, and are exchanged when they are presented. `frame`: how windows of the clock are divided. Returns whether the old
 /// bucket is the fastest so far, which the next conversion has to know.
 pub(crate) fn carry_over(
-    (old, kept): (&Policy, Option<u64>),
+    old: &Policy,
     new: &Policy,
     frame: impl Fn(Window, bool) -> Frame,
     history: &mut History,
@@ -39,7 +38,7 @@ pub(crate) fn carry_over(
         }
         _ => {
             let mut windows = old.certain_windows().to_vec();
-            windows.extend(kept.map(|limit| Window { limit, length: old.longest_window() }));
+            windows.extend(history.held.take().map(|limit| Window { limit, length: old.longest_window() }));
             history.remember(&windows, new.largest(), new.counts_since(now));
             if new.is_counted() && !old.is_counted() {
                 // From here on, the tickets of the log are eras.

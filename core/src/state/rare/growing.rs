@@ -57,7 +57,7 @@ impl Locked<'_> {
             return Ok(larger);
         }
         let at = self.block_of_size(own.policy, wanted.min(has))?;
-        self.add_origins_of_edit(own, at, own.at != before.at);
+        self.add_origins_of_edit(own, at, own.at != before.at && !is_empty_key);
         Ok(at)
     }
 

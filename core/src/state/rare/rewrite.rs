@@ -6,7 +6,7 @@
 
 use super::growing::Adds;
 use crate::algorithm::cells::Cells;
-use crate::algorithm::log::{BEYOND, CLOSED};
+use crate::algorithm::log::{BEYOND, CLOSED, SETTLED};
 use crate::algorithm::{Forgotten, History, Start};
 use crate::atomic::*;
 use crate::damage::nonsense;
@@ -131,7 +131,7 @@ impl Locked<'_> {
     pub(super) fn history_as(&self, before: &Table, from: KeyAt, own: &Table, (cells, now): (&Cells, Now)) -> History {
         let mut history = self.block(from.at).history(before, (cells, now));
         if own.at != before.at {
-            self.carry_over((before, self.block(from.at)), own, &mut history, now);
+            self.carry_over(before, own, &mut history, now);
         }
         history
     }
@@ -240,7 +240,7 @@ impl<'h> BlockCells<'h> {
     pub(super) fn is_nothing(self, own: &Table, table: &Table) -> bool {
         let now = self.home.clock.now();
         let mut history = self.history(own, (&self.cells(own), now));
-        self.home.carry_over((own, self), table, &mut history, now);
+        self.home.carry_over(own, table, &mut history, now);
         let longest = own.policy.longest().max(table.policy.longest());
         // Forgotten starts may be newer than the known ones.
         let stamps = history.starts.last().map(|start| start.stamp).into_iter();
@@ -252,14 +252,20 @@ impl<'h> BlockCells<'h> {
     /// The history in the sealed cells of a block, with what did not fit there.
     pub(super) fn history(self, own: &Table, (cells, now): (&Cells, Now)) -> History {
         let mut history = cells.history(own.policy.longest(), now);
+        let word = |word| self.word(word).load(Acquire);
+        let (mut owed, mut is_beyond) = (0, false);
         if let Cells::Log(log) = cells
             && log.is_small()
-            && !log.has_lost(own.policy.longest_window(), now)
         {
-            // It has overwritten only what had left the longest window.
-            history.forget_before(now.floor.saturating_sub(own.policy.longest_window()));
+            if !log.has_lost(own.policy.longest_window(), now) {
+                // It has overwritten only what had left the longest window.
+                history.forget_before(now.floor.saturating_sub(own.policy.longest_window()));
+            }
+            let counts = word(key_word::UNTIL) > own.policy.counts_since(now);
+            owed = if counts { log.owed() } else { 0 };
+            is_beyond = word(key_word::LEFT_OUT) & BEYOND != 0;
+            history.held = (!is_beyond).then(|| log.most_written());
         }
-        let word = |word| self.word(word).load(Acquire);
         if own.policy.is_counted() {
             history.first_era = word(key_word::FIRST_ERA);
             history.end = history.era + 1;
@@ -274,12 +280,13 @@ impl<'h> BlockCells<'h> {
         }
         if let Cells::Log(_) | Cells::Slices(_) = cells {
             let first = word(key_word::LEFT_OUT);
-            history.is_mixed = first & key_word::IS_MIXED != 0;
+            history.is_mixed = first & key_word::IS_MIXED != 0 || is_beyond;
             let mut older = self.older_words(own).chunks_exact(2).map(|words| [0, 1].map(|i| words[i].load(Acquire)));
             if let Cells::Log(_) = cells {
                 [history.first_era, history.era] = older.next().unwrap_or_default();
             }
-            let left_out = [[first & Forgotten::MANY, word(key_word::UNTIL)]].into_iter().chain(older);
+            let newest = [(first & Forgotten::MANY).saturating_sub(owed), word(key_word::UNTIL)];
+            let left_out = [newest].into_iter().chain(older);
             let left_out = left_out.map(|[units, stamp]| Forgotten { stamp, units, is_bounded: false });
             let left_out = left_out.filter(|some| some.units > 0 && some.stamp + MAX_TIME > now.floor);
             // What is only unknown because the state was lost comes last.
@@ -288,6 +295,10 @@ impl<'h> BlockCells<'h> {
             for some in &mut history.forgotten {
                 some.is_bounded |= !history.is_mixed && some.units < Forgotten::MANY;
             }
+        }
+        if owed > 0 {
+            let stamp = word(key_word::UNTIL);
+            history.add_unlogged(Start { stamp, units: owed, state: SETTLED, id: u64::MAX, is_logged: false });
         }
         history
     }
@@ -311,6 +322,9 @@ impl<'h> BlockCells<'h> {
             if let Cells::Log(log) = &cells
                 && log.is_small()
             {
+                // A larger ring, or none, has admitted them.
+                let is_known = |part: &Forgotten| part.units < Forgotten::MANY;
+                is_mixed |= left_out.iter().any(is_known) && history.held.is_none_or(|held| held > most);
                 // Readers of a small ring see only one number. It is that of all units that count.
                 let counts = merge_counting(&mut left_out, own.policy.counts_since(now));
                 // The stricter policy of such a ring has not admitted them.
@@ -348,11 +362,9 @@ impl<'h> BlockCells<'h> {
 
 impl Home {
     /// Converts a key's starts to another policy.
-    fn carry_over(&self, (old, block): (&Table, BlockCells), new: &Table, history: &mut History, now: Now) {
+    fn carry_over(&self, old: &Table, new: &Table, history: &mut History, now: Now) {
         let frame = |window, is_smooth| self.frame(window, is_smooth);
-        let is_kept = || block.ring() < old.ring && block.word(key_word::LEFT_OUT).load(Acquire) & BEYOND == 0;
-        let kept = (self.grows(old.policy) && is_kept()).then(|| block.ring() - 1);
-        if carry_over((&old.policy, kept), &new.policy, frame, history, now) {
+        if carry_over(&old.policy, &new.policy, frame, history, now) {
             history.former = old.at.offset();
         }
     }
