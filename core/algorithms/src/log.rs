@@ -81,12 +81,6 @@
 //! 2. So a denial by the other windows is exact ([`Log::ready_elsewhere`]), and needs no larger ring.
 //! 3. A start recorded beyond the limit, or a place, must not overwrite what counts either: it needs a larger ring, as
 //!    does a start heavier than `C − LAG + 1` (2), or a place that would take the slot of another.
-//! 4. A ring that cannot grow for now is *confined* ([`Log::confined`]): the stricter policy applies as it is, and what only it
-//!    forbids is denied. Starts recorded beyond the limit and places then overwrite tickets that count. All that is in the
-//!    ring is newer, so whatever the stricter policy admits later comes after these tickets have left the window. But a larger
-//!    ring would not know them. So it is told: they may count as long as the oldest ticket in the ring does
-//!    ([`Log::has_lost`]). The ledger is told, too, if it lacks them ([`Log::unlogged`]). And a longer window must not rely on
-//!    the stricter policy where that has not admitted all ([`BEYOND`]).
 //!
 //! # Lives
 //!
@@ -155,12 +149,6 @@ const LAST: Tick = (1 << (64 - STAMP)) - 1;
 /// Not a life's number: the cells are being written.
 pub const CLOSED: u64 = u64::MAX;
 
-/// Set in the first word of [`Log::left_out`] once a confined ring has overwritten what counts.
-pub const BEYOND: u64 = 1 << 62;
-
-/// When a start may ask again that is too heavy for a confined ring, in ticks.
-pub const ASK_AGAIN: Tick = 1_000_000;
-
 /// How many places in its ring a rewritten log may take, besides the next slots: see [`Log::best_place`].
 const PLACES_TRIED: usize = 16;
 
@@ -191,12 +179,6 @@ pub fn slots_for(units: u64, weight: u64, whole: u64) -> u64 {
     least.clamp(FIRST_SLOTS, 1 << 32).next_power_of_two().min(whole)
 }
 
-/// Units of which only this is known, and that the ledger lacks.
-fn unlogged_part(stamp: Tick, units: u64) -> impl Iterator<Item = Start> {
-    let start = Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false };
-    (units > 0).then_some(start).into_iter()
-}
-
 /// One key's log, in cells that live elsewhere.
 #[derive(Clone, Copy)]
 pub struct Log<'a> {
@@ -219,8 +201,7 @@ pub struct Log<'a> {
     /// An upper bound of all stamps that were ever made earlier, before the change, in any life of these cells, as
     /// words store it.
     pub peak: &'a AtomicU64,
-    /// In a small ring: how many units of the life before [`Log::write`] left out, below [`BEYOND`] and another
-    /// bit, and until when they
+    /// In a small ring: how many units of the life before [`Log::write`] left out, below a bit of others, and until when they
     /// were started. Decisions that are ready do not need them.
     pub left_out: [&'a AtomicU64; 2],
     /// The number of the cells' current life.
@@ -507,8 +488,7 @@ impl<'a> Log<'a> {
             own,
             logged,
             ring: &UNTOUCHED,
-            // No weight is too large for it.
-            whole: u64::MAX,
+            whole: 0,
             largest: 0,
             left_out: [cell; 2],
             origins: &[],
@@ -647,35 +627,10 @@ impl<'a> Log<'a> {
         self.ring.len() as u64 > self.largest
     }
 
-    /// The same log, whose ring cannot grow for now.
-    #[cold]
-    pub fn confined(self) -> Self {
-        Log { whole: self.ring.len() as u64, ..self }
-    }
-
-    /// Returns when a start of this weight may ask again, which would be ready at `ready`.
-    #[inline]
-    fn once_it_fits(&self, weight: u64, ready: Tick, now: Now) -> Tick {
-        let is_stuck = !self.is_small() && !self.fits(weight);
-        if is_stuck { ready.max(now.floor.saturating_add(ASK_AGAIN)) } else { ready }
-    }
-
     /// Returns whether a start of this weight fits into the ring. (2)
     #[inline(always)]
     fn fits(&self, weight: u64) -> bool {
         weight + LAG - 1 <= self.ring.len() as u64
-    }
-
-    /// Returns whether a ring may have overwritten tickets that count in a window of this length. (Small rings 4)
-    pub fn has_lost(&self, length: Tick, now: Now) -> bool {
-        self.has_lost_before(self.end(), length, now)
-    }
-
-    /// The same, where `h` is the first unclaimed ticket.
-    fn has_lost_before(&self, h: u64, length: Tick, now: Now) -> bool {
-        let oldest = h.saturating_sub(self.ring.len() as u64);
-        let from = self.counted_from(oldest, self.cleared.load(Acquire));
-        oldest > self.first() && from.is_some_and(|from| from.saturating_add(length) > now.floor)
     }
 
     /// Returns whether this is a smaller ring than the policy may need.
@@ -776,10 +731,7 @@ impl<'a> Log<'a> {
             let is_lost = cleared == 0 && self.born > since;
             let known = if cleared == 0 { u64::MAX } else { h.wrapping_sub(cleared - 1) };
             let most = self.ring.len() as u64 - 1;
-            // (Small rings 4)
-            let limit = if self.is_small() || self.holds() { window.limit } else { window.limit.min(most) };
-            let known = known.min(most);
-            let (mut some, mut none) = (if is_lost { limit } else { 0 }, limit.min(known) + 1);
+            let (mut some, mut none) = (if is_lost { window.limit } else { 0 }, window.limit.min(known).min(most) + 1);
             while none > some + 1 {
                 let middle = (some + none) / 2;
                 let from = self.stamp(self.slot(h.wrapping_sub(middle)).load(Acquire)).max(self.born);
@@ -789,9 +741,8 @@ impl<'a> Log<'a> {
             if !self.holds() && some == most {
                 let (left_out, until) = self.left_out();
                 some = some.saturating_add(if until > since { left_out } else { 0 });
-                some = if self.has_lost_before(h, window.length, now) { limit } else { some };
             }
-            remaining = remaining.min(limit.saturating_sub(some));
+            remaining = remaining.min(window.limit.saturating_sub(some));
             if let Some(newest) = self.counted_from(h.wrapping_sub(1), cleared) {
                 empty = empty.max(newest.saturating_add(window.length));
             }
@@ -800,10 +751,8 @@ impl<'a> Log<'a> {
         let ready = match ask.weight {
             0 => ask.gate,
             _ if self.holds() => self.ready::<true>(h, cleared, ask),
-            _ if self.is_small() || !self.fits(ask.weight) => self.ready_elsewhere(h, cleared, ask),
-            _ => self.ready::<false>(h, cleared, ask),
+            _ => self.ready_elsewhere(h, cleared, ask),
         };
-        let ready = if ask.weight == 0 { ready } else { self.once_it_fits(ask.weight, ready, now) };
         View { now: now.floor, ready, remaining, empty }
     }
 
@@ -940,11 +889,6 @@ impl<'a> Log<'a> {
         if oldest > first && oldest < h {
             let stamp = self.stamp(self.slot(oldest).load(Acquire)).max(self.born);
             let own = self.own.load(Acquire).clamp(first, oldest);
-            let counts = stamp + longest > now.floor;
-            let unlogged = if counts { self.lost_unlogged(oldest) } else { 0 };
-            let (own, first) = (own.min(oldest - unlogged), first.min(oldest - unlogged));
-            starts.splice(0..0, unlogged_part(stamp, unlogged));
-            let oldest = oldest - unlogged;
             forgotten.push(Forgotten { stamp, units: oldest - own, is_bounded: true });
             forgotten.push(Forgotten { stamp, units: own - first, is_bounded: false });
         }
@@ -960,9 +904,9 @@ impl<'a> Log<'a> {
     pub fn unlogged(&self) -> (Vec<Start>, u64) {
         let h = self.find_tail().ticket;
         let mut ticket = self.logged.load(Acquire).max(self.first()).max(h.saturating_sub(self.ring.len() as u64));
-        let mut starts: Vec<Start> = unlogged_part(self.left_out[1].load(Acquire), self.owed()).collect();
-        let oldest = self.stamp(self.slot(ticket).load(Acquire));
-        starts.extend(unlogged_part(oldest, self.lost_unlogged(ticket)));
+        let (stamp, units) = (self.left_out[1].load(Acquire), self.owed());
+        let owed = Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false };
+        let mut starts: Vec<Start> = (units > 0).then_some(owed).into_iter().collect();
         while ticket < h {
             let word = self.slot(ticket).load(Acquire);
             let StartId { ticket: id, stamp, weight: units } = self.known(ticket, word);
@@ -976,15 +920,6 @@ impl<'a> Log<'a> {
     pub fn owed(&self) -> u64 {
         let units = self.left_out[0].load(Acquire) & Forgotten::MANY;
         units.min(self.first().saturating_sub(self.logged.load(Acquire)))
-    }
-
-    /// Returns how many tickets before the oldest in the ring a confined ring has overwritten that the ledger lacks. All of them
-    /// were claimed before it, and may count as long as it does.
-    fn lost_unlogged(&self, oldest: u64) -> u64 {
-        match self.left_out[0].load(Acquire) & BEYOND {
-            0 => 0,
-            _ => oldest.saturating_sub(self.logged.load(Acquire).max(self.first())),
-        }
     }
 
     /// Returns the ticket after the last.
@@ -1145,8 +1080,8 @@ impl<'a> Log<'a> {
             *view = self.view_at(h, ask, now);
         }
         let is_ready = ready <= now.floor;
-        if !HOLDS && !is_ready && (self.is_small() || ready == Tick::MAX) {
-            ready = self.once_it_fits(ask.weight, self.ready_elsewhere(h, cleared, ask), now);
+        if !HOLDS && !is_ready {
+            ready = self.ready_elsewhere(h, cleared, ask);
         }
         let must_wait = ready > now.floor && !ask.force;
         if must_wait && ready - now.floor > ask.patience {
@@ -1161,8 +1096,8 @@ impl<'a> Log<'a> {
         // (4) No slot ever holds the same word twice.
         let last = match ask.weight {
             1 => was,
-            weight if !self.fits(weight) && self.is_small() => return Some(Err(Sealed)),
-            weight if !self.fits(weight) => return self.deny(h, was, now, self.once_it_fits(weight, ready, now)),
+            // (2) What `ready` has read is then another ticket's.
+            weight if !self.fits(weight) => return Some(Err(Sealed)),
             weight => self.slot(h.wrapping_add(weight - 1)).load(Acquire),
         };
         let next = (last >> STAMP) + 1;
@@ -1175,10 +1110,6 @@ impl<'a> Log<'a> {
         }
         if self.is_alive().is_err() {
             return Some(Err(Sealed));
-        }
-        if !HOLDS && !is_ready && !self.is_small() {
-            // (Small rings 4) Before the swap, which releases this.
-            self.left_out[0].fetch_or(BEYOND, AcqRel);
         }
         let stamp = field.wrapping_add(self.base);
         let word = self.word(h, field, if is_place { PLACE } else { STARTED }, ask.weight);

@@ -100,9 +100,7 @@ impl Cells {
         if sealed.is_small() {
             // As in the store.
             let since = now.floor - W;
-            if !sealed.has_lost(W, now) {
-                history.forget_before(since);
-            }
+            history.forget_before(since);
             history.pad(sealed.largest, since);
         }
         edit(&mut history.starts);
@@ -361,67 +359,6 @@ fn a_debt_in_a_small_ring_overwrites_nothing() {
         assert!(theirs != Ok(None) && debt != theirs.is_ok(), "the ring has space for one of them");
         whole.take_over(&small, |_| {});
         assert_eq!(whole.left(4), 1);
-    });
-}
-
-/// A small ring that cannot grow admits what it holds, and no more.
-#[test]
-fn a_confined_ring_admits_what_it_holds() {
-    model(|| {
-        let small = Cells::small(4, 16);
-        let claim = |cells: &Cells| {
-            let windows = [Window { limit: 8, length: W }];
-            let ask = Ask::now(&windows, 1, 0);
-            cells.log().confined().claim(&ask, || cells.now()).unwrap().taken.map(|taken| (taken.stamp, 1))
-        };
-        let other = small.clone();
-        let claimant = thread::spawn(move || [(); 2].map(|()| claim(&other)));
-        let mut starts: Vec<_> = [(); 2].into_iter().filter_map(|()| claim(&small)).collect();
-        starts.extend(claimant.join().unwrap().into_iter().flatten());
-        assert_eq!(starts.len(), 3);
-        small.time.fetch_add(W, Relaxed);
-        starts.extend(claim(&small));
-        assert_eq!(starts.len(), 4);
-        assert_kept(starts, 3);
-    });
-}
-
-/// Units beyond a ring that cannot grow are recorded there, and overwrite some that count. When the ring grows, all of them count.
-#[test]
-fn what_a_confined_ring_has_overwritten_counts_when_it_grows() {
-    model(|| {
-        let (small, whole) = (Cells::small(4, 16), Cells::new(16));
-        assert_eq!([(); 3].map(|()| small.claim(8, 1, 0).is_ok_and(|taken| taken.is_some())), [true; 3]);
-        let other = small.clone();
-        let claimant = thread::spawn(move || {
-            let windows = [Window { limit: 8, length: W }];
-            let ask = Ask { force: true, ..Ask::now(&windows, 1, 0) };
-            [(); 2].into_iter().filter(|()| other.log().confined().claim(&ask, || other.now()).is_ok()).count() as u64
-        });
-        whole.take_over(&small, |_| {});
-        let recorded = claimant.join().unwrap();
-        assert_eq!(3 + recorded + whole.left(8), 8);
-        assert!(recorded == 0 || small.left_out[0].load(Acquire) & BEYOND != 0);
-    });
-}
-
-/// The same for places, which start once, in the small ring or in the larger one.
-#[test]
-fn a_place_in_a_confined_ring_counts_when_it_grows() {
-    model(|| {
-        let (small, whole) = (Cells::small(4, 16), Cells::new(16));
-        assert_eq!([(); 3].map(|()| small.claim(8, 1, 0).is_ok_and(|taken| taken.is_some())), [true; 3]);
-        let other = small.clone();
-        let claimant = thread::spawn(move || {
-            let windows = [Window { limit: 8, length: W }];
-            let ask = Ask { patience: 4 * W, ..Ask::now(&windows, 1, 0) };
-            let claim = || other.log().confined().claim(&ask, || other.now()).ok()?.taken;
-            [claim(), claim()].into_iter().flatten().collect::<Vec<_>>()
-        });
-        whole.take_over(&small, |_| {});
-        let places = claimant.join().unwrap();
-        assert!(places.iter().all(|place| place.is_place() && place.stamp >= 3 * W));
-        assert_eq!(3 + places.len() as u64 + whole.left(8), 8);
     });
 }
 

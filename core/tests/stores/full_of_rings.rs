@@ -1,4 +1,4 @@
-//! Keys whose rings cannot grow: no space, or no way to the lock. That is never an error of a key that exists, and never too much.
+//! Keys whose rings cannot grow: there is no space, or no way to the lock. Never does anything exceed its limit for that.
 
 use crate::common::{Child, Dir, present_boot, shared, wait_until};
 use std::sync::atomic::Ordering::*;
@@ -7,10 +7,10 @@ use workglow_limit::embed::MayWait;
 use workglow_limit::observe::Observer;
 use workglow_limit::*;
 
-const MIB: u64 = 1 << 20;
-const HOUR: Duration = Duration::from_secs(3_600);
+pub const MIB: u64 = 1 << 20;
+pub const HOUR: Duration = Duration::from_secs(3_600);
 
-fn sized(url: &str, size: u64, clock: Option<&ManualClock>) -> Store {
+pub fn sized(url: &str, size: u64, clock: Option<&ManualClock>) -> Store {
     let mut options = StoreOptions::default();
     (options.max_size, options.clock) = (Some(size), clock.cloned());
     options.timeout = Duration::from_secs(60); // a busy machine takes its time
@@ -18,7 +18,7 @@ fn sized(url: &str, size: u64, clock: Option<&ManualClock>) -> Store {
 }
 
 /// A permit, or `None` for a denial or a new key for which there is no space.
-fn start(limiter: &dyn Limiter, key: &str, weight: u64) -> Option<RawPermit> {
+pub fn start(limiter: &dyn Limiter, key: &str, weight: u64) -> Option<RawPermit> {
     match limiter.attempt(key, weight) {
         Ok(Attempt::Admitted(permit)) => Some(permit),
         Ok(Attempt::Denied(_)) | Err(Error::StoreFull { .. }) => None,
@@ -46,7 +46,7 @@ fn fill_all(limiter: &dyn Limiter, name: &str) -> u64 {
 }
 
 /// How many single starts are admitted.
-fn drain(limiter: &dyn Limiter, key: &str) -> u64 {
+pub fn drain(limiter: &dyn Limiter, key: &str) -> u64 {
     (0..).take_while(|_| start(limiter, key, 1).is_some()).count() as u64
 }
 
@@ -71,21 +71,26 @@ struct Crowded {
 fn crowded(policy: &str) -> Crowded {
     let clock = ManualClock::new();
     let store = sized("memory:", MIB, Some(&clock));
-    let (api, strangers) = (store.limiter("api", policy).unwrap(), store.limiter("strangers", "1000/1m").unwrap());
+    let api = store.limiter("api", policy).unwrap();
     (0..15).for_each(|_| assert!(start(&*api, "known", 1).is_some()));
-    // All that is left goes to limits that have their share, until keys like that one do not grow.
+    crowd(&store, &*api);
+    Crowded { clock, store, api }
+}
+
+/// All that is left goes to limits that have their share, until keys of `api` with 15 starts do not grow.
+pub fn crowd(store: &Store, api: &dyn Limiter) {
+    let strangers = store.limiter("strangers", "1000/1m").unwrap();
     let probes: Vec<_> = (0..100).map(|i| format!("probe {i}")).collect();
-    probes.iter().for_each(|key| (0..15).for_each(|_| assert!(start(&*api, key, 1).is_some())));
+    probes.iter().for_each(|key| (0..15).for_each(|_| assert!(start(api, key, 1).is_some())));
     fill(&*strangers, "small", 1);
     let is_full = probes.iter().position(|key| {
         let more = store.limiter(&format!("more {key}"), "1000/1m").ok();
         let keys = more.as_ref().map_or(0, |more| fill(&**more, "small", 1));
         more.iter().for_each(|more| (0..keys).for_each(|key| _ = drain(&**more, &format!("small {key}"))));
         (0..).take_while(|key| drain(&*strangers, &format!("small {key}")) > 0 && *key < 5_000).count();
-        start(&*api, key, 1).is_none()
+        start(api, key, 1).is_none()
     });
     assert!(is_full.is_some());
-    Crowded { clock, store, api }
 }
 
 /// What a holder of the lock does with the reserve works.
@@ -97,94 +102,57 @@ fn the_reserve_is_there(store: &Store, api: &dyn Limiter, bucket: (&dyn Limiter,
     assert!(start(api, "new", 1).is_some());
 }
 
+/// It fails as the store does for new keys, and as the store's owner chose. What the policy denies is denied.
 #[test]
-fn a_key_that_cannot_grow_is_denied_with_the_time_of_its_ring() {
-    let Crowded { clock, api, .. } = crowded("20/1h");
-    assert_eq!(denied(&*api, "known", 1), HOUR);
-    // What the policy denies has the policy's time, and what is too heavy for the ring has some time.
-    assert_eq!(denied(&*api, "known", 6), HOUR);
-    assert!(denied(&*api, "known", 19) <= HOUR);
-    clock.advance(HOUR);
-    // Strangers are idle by now, so it grows.
-    let mut admitted = 0;
-    wait_until("idle keys give their space", || {
-        admitted += drain(&*api, "known");
-        admitted == 20
-    });
-    assert_eq!(denied(&*api, "known", 1), HOUR);
+fn a_key_that_cannot_grow_fails_as_a_full_store() {
+    let Crowded { clock, store, api } = crowded("20/1h");
+    let is_full = |answer: Result<()>| assert_eq!(answer.unwrap_err().name(), "store_full");
+    let failures = store.failures();
+    is_full(api.attempt("known", 1).map(drop));
+    is_full(api.attempt("known", 5).map(drop));
+    is_full(api.record_job_start("known"));
+    is_full(api.reserve("known", 1, Some(4 * HOUR), None).map(drop));
+    is_full(api.acquire("known", 1, Some(Duration::from_secs(1))).map(drop));
+    assert!(store.failures() >= failures + 5);
+    for weight in 6..=20 {
+        assert_eq!(denied(&*api, "known", weight), HOUR, "a start of {weight}");
+    }
+    assert_eq!(api.peek("known", 1).unwrap().remaining, 5);
+    // No such answer took anything.
+    clock.advance(HOUR / 2);
+    wait_until("strangers who are idle give their space", || start(&*api, "known", 5).is_some());
+    assert_eq!(denied(&*api, "known", 1), HOUR / 2);
 }
 
-/// Such an answer takes no lock: a caller gets it that would have to wait for that.
+/// Soon after a search in vain, such an answer takes no lock: a caller gets it that would have to wait for that.
 #[test]
-fn a_key_that_cannot_grow_is_denied_without_the_lock() {
+fn a_key_that_cannot_grow_fails_without_the_lock() {
     let Crowded { api, .. } = crowded("20/1h");
     wait_until("an answer at once", || {
-        denied(&*api, "known", 1);
-        matches!(MayWait::Never.during(|| api.attempt("known", 1)), Ok(Attempt::Denied(_)))
+        assert!(start(&*api, "known", 1).is_none());
+        matches!(MayWait::Never.during(|| api.attempt("known", 1)), Err(Error::StoreFull { .. }))
     });
 }
 
 #[test]
-fn what_was_recorded_beyond_a_ring_counts_when_it_grows() {
-    for recorded in [1, 3, 40] {
-        let Crowded { clock, api, .. } = crowded("20/1h");
-        denied(&*api, "known", 1);
-        (0..recorded).for_each(|_| api.record_job_start("known").unwrap());
-        denied(&*api, "known", 1);
-        clock.advance(Duration::from_secs(120));
-        // The strangers are idle. None of these starts has left the window.
-        std::thread::sleep(Duration::from_millis(150)); // a search in vain is not repeated at once
-        let more = drain(&*api, "known");
-        assert!(15 + recorded + more <= 20.max(15 + recorded), "{recorded} recorded, {more} more");
-        clock.advance(HOUR);
-        wait_until("the key grows", || drain(&*api, "known") + api.peek("known", 1).unwrap().remaining > 0);
-        assert!(api.peek("known", 1).unwrap().remaining <= 20);
+fn a_key_that_cannot_grow_is_answered_as_its_store_says() {
+    for on_error in [OnError::Deny, OnError::Admit] {
+        let mut options = StoreOptions::default();
+        (options.max_size, options.on_error) = (Some(MIB), on_error);
+        options.timeout = Duration::from_secs(60);
+        let store = Store::with_options("memory:", options).unwrap();
+        let api = store.limiter("api", "1000/1h").unwrap();
+        let key = |at: u64| format!("key {}", at % 200);
+        let admitted = (0..200_000).filter(|at| start(&*api, &key(*at), 1).is_some()).count() as u64;
+        let failures = store.failures();
+        assert!(failures > 0, "{on_error:?}");
+        // Denied starts were beyond the ring, and admitted ones are beyond the store.
+        let refused = if on_error == OnError::Deny { failures } else { 0 };
+        assert_eq!(admitted + refused, 200_000, "{on_error:?}");
     }
 }
 
-/// No longer window relies on a ring that did not admit what it holds.
-#[test]
-fn what_was_recorded_beyond_a_ring_counts_in_a_longer_window() {
-    let Crowded { clock, store, api } = crowded("1000/1h");
-    denied(&*api, "known", 1);
-    (0..200).for_each(|_| api.record_job_start("known").unwrap());
-    clock.advance(2 * HOUR);
-    for _ in 0..15 {
-        assert!(start(&*api, "known", 1).is_some());
-    }
-    store.override_limit("api", "1000/1d", None).unwrap();
-    let left = api.peek("known", 1).unwrap().remaining;
-    assert!(left <= 1_000 - 15 - 200 - 15, "{left}");
-}
-
-#[test]
-fn a_place_in_a_ring_that_cannot_grow_has_a_time() {
-    let Crowded { clock, api, .. } = crowded("20/1h");
-    let mut places = Vec::new();
-    for _ in 0..30 {
-        match api.reserve("known", 1, Some(4 * HOUR), None).unwrap() {
-            Reserved::Place { place, after } => places.push((after, place)),
-            Reserved::Denied(after) => assert!(after > Duration::ZERO),
-        }
-    }
-    assert!(places.len() > 10, "{} places", places.len());
-    assert!(places.iter().all(|place| place.0 >= HOUR) && places.is_sorted_by_key(|place| place.0));
-    clock.advance(HOUR);
-    let mut started = 0;
-    for (_, place) in &places {
-        match api.present(place).unwrap() {
-            Presented::Started(_) => started += 1,
-            Presented::Wait { .. } => {}
-        }
-    }
-    assert!((1..=20).contains(&started), "{started}");
-    let more = drain(&*api, "known");
-    assert!(started + more <= 20, "{started} places and {more} starts");
-    // Nobody waits for longer than it was told.
-    assert!(matches!(api.acquire("known", 1, Some(Duration::ZERO)), Ok(None)));
-}
-
-/// Without descriptors, a process cannot take the lock.
+/// A limit without keys needs no lock for any of its starts, and so no descriptor.
 #[test]
 fn a_process_without_descriptors_decides_in_the_rings_that_keys_have() {
     let dir = Dir::in_memory("no-descriptor");
@@ -192,7 +160,7 @@ fn a_process_without_descriptors_decides_in_the_rings_that_keys_have() {
         let store = sized(&dir.url(), 64 * MIB, Some(&ManualClock::new()));
         // (Starts of longer windows are written to the ledger.)
         let limiter = RateLimiter::new(&store, "api", 20, Duration::from_secs(60)).unwrap();
-        (0..15).for_each(|_| assert!(start(&limiter, "key", 1).is_some()));
+        (0..10).for_each(|_| assert!(start(&limiter, "key", 1).is_some()));
         let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: plain calls.
         unsafe {
@@ -200,21 +168,50 @@ fn a_process_without_descriptors_decides_in_the_rings_that_keys_have() {
             let none = libc::rlimit { rlim_cur: 0, ..before };
             assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const none), 0);
         }
-        // A limit without keys needs no lock for any of its starts.
         assert_eq!(drain(&limiter, ""), 20);
-        let more = drain(&limiter, "key");
-        denied(&limiter, "key", 1);
-        limiter.record_job_start("key").unwrap();
-        assert!(limiter.reserve("key", 1, Some(2 * HOUR), None).is_ok());
+        (0..5).for_each(|_| assert!(start(&limiter, "key", 1).is_some()));
+        let error = limiter.attempt("key", 1).map(drop).unwrap_err();
+        assert_eq!(error.name(), "store_failure", "{error}");
         // SAFETY: a plain call.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const before) }, 0);
-        assert!(more <= 5, "{more}");
-        let after = drain(&limiter, "key");
-        assert!(15 + more + after < 20, "{more} and {after}: one was recorded");
-        limiter.clear("key").unwrap();
-        wait_until("the key grows", || drain(&limiter, "key") > 0 && limiter.peek("key", 1).unwrap().remaining == 0);
+        assert_eq!(drain(&limiter, "key"), 5);
     })
     .join();
+}
+
+/// A process is stopped under the lock. One call waits for the store's timeout, and others learn at once that it is busy.
+#[cfg(feature = "fault-points")]
+#[test]
+fn keys_that_cannot_grow_wait_for_a_stopped_process_once() {
+    let dir = Dir::in_memory("stopped-lock");
+    let open = |timeout| {
+        let mut options = StoreOptions::default();
+        options.timeout = Duration::from_millis(timeout);
+        Store::with_options(&dir.url(), options).unwrap()
+    };
+    let store = open(60_000);
+    let limiter = RateLimiter::new(&store, "api", 100, Duration::from_secs(100)).unwrap();
+    for key in 0..8 {
+        (0..15).for_each(|_| assert!(start(&limiter, &format!("key {key}"), 1).is_some()));
+    }
+    // With a timeout of a minute, whoever waited would not be seen.
+    let hasty = RateLimiter::attach(&open(10), "api").unwrap();
+    wait_until("the limit is found", || hasty.peek("", 1).is_ok());
+    let stopped = Child::run(|| {
+        let other = RateLimiter::new(&open(60_000), "other", 1, Duration::from_secs(60)).unwrap();
+        let permit = start(&other, "", 1).unwrap();
+        workglow_limit::fault::at("key-sealed", || crate::common::raise(libc::SIGSTOP));
+        other.cancel(&permit).unwrap();
+    });
+    stopped.wait_until_stopped();
+    let name = |limiter: &dyn Limiter, key| limiter.attempt(&format!("key {key}"), 1).map(drop).unwrap_err().name();
+    wait_until("a wait, and then none", || (name(&hasty, 0), name(&hasty, 1)) == ("store_timeout", "store_failure"));
+    let briefly = |key| MayWait::Briefly.during(|| name(&limiter, key));
+    wait_until("a short wait, and then none", || (briefly(2), briefly(3)) == ("store_timeout", "store_failure"));
+    assert_eq!(MayWait::Never.during(|| name(&limiter, 4)), "would_wait");
+    stopped.signal(libc::SIGCONT);
+    stopped.join();
+    (0..8).for_each(|key| wait_until("it grows", || drain(&limiter, &format!("key {key}")) > 0));
 }
 
 #[test]
@@ -417,4 +414,74 @@ fn a_ring_that_grows_on_an_event_loop_makes_no_file_larger() {
         }
     }
     assert!(others < 600, "none grew at once");
+}
+
+/// A debt that does not fit into the ring is in no ledger.
+#[test]
+fn a_debt_that_did_not_fit_counts_after_a_reboot() {
+    let (dir, left) = (Dir::in_memory("debt-reboot"), shared(2));
+    Child::run(|| {
+        present_boot(1);
+        let store = sized(&dir.url(), MIB, None);
+        let api = store.limiter("api", "4000/1h").unwrap();
+        let permit = start(&*api, "known", 1).unwrap();
+        crowd(&store, &*api);
+        api.settle(&permit, 2_001).unwrap();
+        left[0].store(api.peek("known", 1).unwrap().remaining, Release);
+        store.flush().unwrap();
+    })
+    .join();
+    Child::run(|| {
+        present_boot(2);
+        let store = sized(&dir.url(), 64 * MIB, None);
+        let api = RateLimiter::attach(&store, "api").unwrap();
+        left[1].store(api.peek("known", 1).unwrap().remaining, Release);
+    })
+    .join();
+    let [before, after] = [0, 1].map(|i| left[i].load(Acquire));
+    assert!(before <= 4_000 - 2_001, "{before} left");
+    assert!(after <= before, "{before} left before the reboot, {after} after it");
+}
+
+/// A permit whose identity was lost for want of memory still owes what it cost.
+#[test]
+fn a_debt_of_a_start_without_identity_counts() {
+    let clock = ManualClock::new();
+    let store = sized("memory:", MIB, Some(&clock));
+    let api = store.limiter("api", "1000/1h").unwrap();
+    let permits: Vec<_> = (0..5).map(|_| start(&*api, "known", 1).unwrap()).collect();
+    let others: Vec<_> = (0..60).map(|key| start(&*api, &format!("other {key}"), 1).unwrap()).collect();
+    crowd(&store, &*api);
+    // What is left for identities.
+    others.iter().for_each(|permit| api.cancel(permit).unwrap());
+    api.cancel(&permits[0]).unwrap();
+    let before = api.peek("known", 1).unwrap().remaining;
+    api.settle(&permits[1], 401).unwrap();
+    let after = api.peek("known", 1).unwrap().remaining;
+    assert!(after + 400 <= before || after == 0, "{before} left, and {after} after a debt of 400");
+}
+
+/// A rewrite into a smaller block: its ring did not bound what the larger one admitted.
+#[test]
+fn a_ring_that_became_smaller_bounds_nothing_that_was_before() {
+    for _ in 0..8 {
+        let clock = ManualClock::new();
+        let store = sized("memory:", MIB, Some(&clock));
+        let api = store.limiter("api", "4000/1h").unwrap();
+        (0..2_500).for_each(|_| assert!(start(&*api, "known", 1).is_some()));
+        let mut others: Vec<_> = (0..4).map(|key| start(&*api, &format!("other {key}"), 1).unwrap()).collect();
+        crowd(&store, &*api);
+        // Each leaves a small block, and the first of them takes what is left of larger ones.
+        others.drain(..).for_each(|permit| api.cancel(&permit).unwrap());
+        for _ in 0..4 {
+            clock.advance(HOUR / 2);
+            assert!(start(&*api, "known", 1).is_some());
+        }
+        let last = start(&*api, "known", 1).unwrap();
+        api.cancel(&last).unwrap();
+        store.override_limit("api", "4000/1d", None).unwrap();
+        clock.advance(Duration::from_secs(21 * 3_600 + 1_800));
+        let left = api.peek("known", 1).unwrap().remaining;
+        assert!(left <= 4_000 - 2_504, "{left} after 23.5 hours");
+    }
 }

@@ -29,7 +29,7 @@ mod processes;
 mod restoring;
 mod rewriting;
 mod rings;
-mod rings_reviewed;
+mod rings_model;
 mod shares;
 mod space;
 mod storms;

@@ -16,7 +16,7 @@ fn sized(url: &str, size: u64, clock: Option<&ManualClock>) -> Store {
     Store::with_options(url, options).unwrap()
 }
 
-/// Whether a start happens, or `None` if the store is full for a new key.
+/// Whether a start happens, or `None` if the store is full.
 fn start(limiter: &dyn Limiter, key: &str) -> Option<bool> {
     match limiter.attempt(key, 1) {
         Ok(Attempt::Admitted(_)) => Some(true),
@@ -26,9 +26,15 @@ fn start(limiter: &dyn Limiter, key: &str) -> Option<bool> {
     }
 }
 
-/// How many starts a key gets until it is denied.
-fn drain(limiter: &dyn Limiter, key: &str) -> u64 {
-    (0..).take_while(|_| start(limiter, key) == Some(true)).count() as u64
+/// How many starts a key gets until it is denied or the store is full, and whether it was denied.
+fn drain(limiter: &dyn Limiter, key: &str) -> (u64, bool) {
+    let mut admitted = 0;
+    loop {
+        match start(limiter, key) {
+            Some(true) => admitted += 1,
+            answer => return (admitted, answer.is_some()),
+        }
+    }
 }
 
 /// Makes keys with these starts until the store has no space for one more. Returns how many there are.
@@ -37,8 +43,8 @@ fn fill(limiter: &dyn Limiter, name: &str, starts: u64) -> u64 {
         for _ in 0..starts {
             match start(limiter, &format!("{name} {key}")) {
                 Some(true) => {}
-                // The key does not grow, or there is none.
-                Some(false) | None => return key,
+                Some(false) => panic!("\"{name} {key}\" is denied"),
+                None => return key,
             }
         }
     }
@@ -77,8 +83,10 @@ fn a_full_store_applies_a_policy_to_keys_of_all_sizes() {
             }
             assert_eq!(limit, 600, "{size} {url}: no change was made");
             for (key, used) in used.iter().enumerate() {
-                let all = used + drain(&*api, &format!("key {key}"));
+                let (more, is_denied) = drain(&*api, &format!("key {key}"));
+                let all = used + more;
                 assert!(*used > 600 || all <= 600, "{size} {url}, key {key}: {all} of 600");
+                assert!(!is_denied || all >= 600, "{size} {url}, key {key}: denied after {all} of 600");
             }
         }
     }
@@ -119,8 +127,10 @@ fn a_change_in_a_full_store_that_dies_lets_no_key_go_on_by_the_earlier_policy() 
         }
         wait_until("the policy applies", || store.override_limit("api", "600/1h", None).is_ok());
         for (key, used) in used.iter().enumerate() {
-            let all = used + drain(&*api, &format!("key {key}"));
+            let (more, is_denied) = drain(&*api, &format!("key {key}"));
+            let all = used + more;
             assert!(all <= 600, "key {key}: {all} of 600");
+            assert!(!is_denied || all == 600, "key {key}: denied after {all} of 600");
         }
     }
 }
@@ -139,7 +149,7 @@ fn known_keys_of_a_flooded_limit_grow() {
         for key in 0..20 {
             let known = format!("known {key}");
             if key % 2 == 0 {
-                assert_eq!(drain(&*login, &known), 995, "{known}");
+                assert_eq!(drain(&*login, &known), (995, true), "{known}");
                 continue;
             }
             let mut admitted = 0;
@@ -160,18 +170,24 @@ fn known_keys_of_a_flooded_limit_grow() {
     }
 }
 
-/// Where there really is no space, a key gets what its ring holds. It grows when there is some.
+/// Where there really is no space, that is the answer, and never a denial.
 #[test]
-fn a_key_without_space_gets_what_its_ring_holds() {
+fn a_key_without_space_is_not_denied() {
     let clock = ManualClock::new();
     let store = sized("memory:", MIB, Some(&clock));
     let api = store.limiter("api", "1000/1h").unwrap();
     let keys = fill(&*api, "stranger", 1);
     let mut full = 0;
     for key in 0..keys {
-        let admitted = 1 + drain(&*api, &format!("stranger {key}"));
-        assert!(admitted == 1_000 || (admitted + 1).is_power_of_two(), "{admitted}");
-        full += u64::from(admitted < 1_000);
+        let key = format!("stranger {key}");
+        if let (admitted, false) = drain(&*api, &key) {
+            assert!(admitted < 1_000);
+            full += 1;
+            assert_eq!(api.peek(&key, 1).unwrap().remaining, 999 - admitted);
+            // Soon after, others learn it at once.
+            let answer = MayWait::Never.during(|| api.attempt(&key, 1)).unwrap_err();
+            assert!(matches!(answer, Error::WouldWait | Error::StoreFull { .. }), "{answer}");
+        }
     }
     assert!(full > keys / 2, "{full} of {keys} keys");
     // Other limits still take new keys, and when all are idle, the same keys grow.
@@ -181,8 +197,9 @@ fn a_key_without_space_gets_what_its_ring_holds() {
     std::thread::sleep(Duration::from_millis(150)); // a search in vain is not repeated at once
     let mut admitted = 0;
     wait_until("idle keys give their space", || {
-        admitted += drain(&*api, "stranger 7");
-        admitted == 1_000
+        let (more, is_denied) = drain(&*api, "stranger 7");
+        admitted += more;
+        is_denied
     });
     assert_eq!(admitted, 1_000);
 }

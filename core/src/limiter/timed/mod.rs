@@ -14,7 +14,6 @@ use super::internal::Base;
 use super::line::{Passers, Room};
 use super::shared::{Bell, Shareable};
 use super::{Presented, foreign};
-use crate::algorithm::Sealed;
 use crate::algorithm::log::{Answer, Ask, StartId, View};
 use crate::error::{Error, Result};
 use crate::fork::PerProcess;
@@ -122,10 +121,7 @@ impl Timed {
         {
             return Err(Blocked::Crowded);
         }
-        let mut answer = match found.decide::<LOOK>(ask, view) {
-            Ok(answer) => answer,
-            Err(Sealed) => found.decide_in_small::<LOOK>(ask, view)?,
-        };
+        let mut answer = found.decide::<LOOK>(ask, view).map_err(|_| found.why_sealed(ask.weight))?;
         self.limit.confirm(found, answer.now, answer.taken.as_ref(), ask.weight)?;
         if let Some(taken) = &mut answer.taken {
             if taken.is_place() {

@@ -29,10 +29,10 @@ pub(crate) type Head = [AtomicU64; 32];
 
 const _: () = assert!(key_word::RING == 32);
 
-/// The word `CONFINED` has the time in milliseconds above these bits of the life, and is never further ahead than this.
-const CONFINED_LIFE: u32 = 20;
-const CONFINED_LIVES: u64 = (1 << CONFINED_LIFE) - 1;
-const CONFINED_MOST: u64 = 10_000;
+/// The word `STUCK` has the time in milliseconds above these bits of the life, and is never further ahead than this.
+const STUCK_LIFE: u32 = 20;
+const STUCK_LIVES: u64 = (1 << STUCK_LIFE) - 1;
+const STUCK_MOST: u64 = 10_000;
 
 /// The words of a key's block.
 #[derive(Debug, Clone, Copy)]
@@ -82,11 +82,19 @@ impl<'h> BlockCells<'h> {
         ring_in(self.head())
     }
 
-    /// Makes callers decide in the ring that the key has, for so many milliseconds of this life. (A word that is lost or that
-    /// belongs to another life by now costs one more attempt to make the ring grow.)
-    pub(in crate::state) fn confine(self, life: u64, for_ms: u64) {
-        let until = monotonic_ms() + for_ms.min(CONFINED_MOST);
-        self.word(key_word::CONFINED).store(until << CONFINED_LIFE | life & CONFINED_LIVES, Relaxed);
+    /// Notes that its ring cannot grow, for so many milliseconds of this life. (A word that is lost, or that belongs to another
+    /// life by now, costs one more attempt.)
+    pub(in crate::state) fn set_stuck(self, life: u64, for_ms: u64) {
+        let until = monotonic_ms() + for_ms.min(STUCK_MOST);
+        self.word(key_word::STUCK).store(until << STUCK_LIFE | life & STUCK_LIVES, Relaxed);
+    }
+
+    /// Returns whether its ring cannot grow for now, in this life of its cells.
+    pub(in crate::state) fn is_stuck(self, life: u64) -> bool {
+        let word = self.word(key_word::STUCK).load(Relaxed);
+        // Another life may have left it, or a reboot.
+        let left = (word >> STUCK_LIFE).wrapping_sub(monotonic_ms());
+        (word ^ life) & STUCK_LIVES == 0 && (1..=STUCK_MOST).contains(&left)
     }
 
     /// Returns whether it was never used.
@@ -418,15 +426,6 @@ pub(super) fn try_words<'h>(
 #[inline(always)]
 pub(in crate::state) fn ring_in(head: &Head) -> u64 {
     head[key_word::TABLE as usize].load(Acquire) >> key_word::SIZE
-}
-
-/// Returns whether the ring of a key cannot grow for now, in this life of its cells.
-#[cold]
-pub(in crate::state) fn is_confined_in(head: &Head, life: u64) -> bool {
-    let word = head[key_word::CONFINED as usize].load(Relaxed);
-    // Another life may have left it, or a reboot.
-    let left = (word >> CONFINED_LIFE).wrapping_sub(monotonic_ms());
-    (word ^ life) & CONFINED_LIVES == 0 && (1..=CONFINED_MOST).contains(&left)
 }
 
 fn monotonic_ms() -> u64 {

@@ -46,20 +46,18 @@ pub(crate) struct Bound {
     /// The number of this process there, for leases: see [`crate::algorithm::leases`].
     pub(super) member: u64,
     pub(super) counts: Arc<Counts>,
-    /// Until when this process does not wait for the structure lock to let a ring grow, by the monotonic clock: see [`NoLock`].
-    rests_until: [AtomicU64; 3],
+    /// Until when this process does not wait for the structure lock to let a ring grow, by the monotonic clock: see [`Busy`].
+    rests_until: [AtomicU64; 2],
     before: *mut Bound,
 }
 
-/// Why a process did not get the structure lock.
+/// For how long others held the structure lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NoLock {
-    /// It has no descriptor for it, for example.
-    Unable,
-    /// Others held it for longer than the store's timeout.
-    Busy,
-    /// The same for callers that wait briefly.
-    BusyBriefly,
+pub(super) enum Busy {
+    /// For the store's timeout.
+    Long,
+    /// For longer than callers on an event loop wait.
+    Briefly,
 }
 
 /// A table as it was read, and the one that it replaced (1). (A table in the store is larger, and is not reused either.)
@@ -108,12 +106,12 @@ impl Bound {
 
     /// Returns whether this process did not get the structure lock lately.
     #[cold]
-    pub(super) fn rests(&self, after: NoLock) -> bool {
+    pub(super) fn rests(&self, after: Busy) -> bool {
         monotonic_ns() < self.rests_until[after as usize].load(Relaxed)
     }
 
     /// Notes that it did not, for a while.
-    pub(super) fn rest(&self, after: NoLock, during: Duration) {
+    pub(super) fn rest(&self, after: Busy, during: Duration) {
         self.rests_until[after as usize].store(monotonic_ns() + during.as_nanos() as u64, Relaxed);
     }
 
@@ -404,7 +402,7 @@ impl Limit {
         counts.add(None, STORE_ERRORS, self.early_errors.swap(0, Relaxed));
         let member = self.store.member();
         let seen = AtomicU64::new(0);
-        let rests_until = [const { AtomicU64::new(0) }; 3];
+        let rests_until = [const { AtomicU64::new(0) }; 2];
         let bound = Box::into_raw(Box::new(Bound {
             home,
             limit,

@@ -1,6 +1,6 @@
 //! A key of a limit, found, and the decisions on it.
 
-use super::bound::{Bound, NoLock, Stuck};
+use super::bound::{Bound, Stuck};
 use crate::algorithm::bucket::Bucket;
 use crate::algorithm::cells::Cells;
 use crate::algorithm::counter::Counter;
@@ -13,7 +13,7 @@ use crate::algorithm::{Algorithm, Sealed};
 use crate::atomic::*;
 use crate::hash::Hash;
 use crate::policy::Shape;
-use crate::state::cells::block::{Block, BlockCells, Head, grants, is_confined_in, meter, ring_in, slices};
+use crate::state::cells::block::{Block, BlockCells, Head, grants, meter, ring_in, slices};
 use crate::state::cells::heads::Tenants;
 use crate::state::cells::home::{AtOnce, Blocked, Found, Home, KeyAt, Table};
 use crate::state::cells::layout::{LimitAt, key_word};
@@ -96,10 +96,7 @@ impl<'a> Key<'a> {
 
     #[inline(always)]
     pub fn cells(&self) -> Cells<'_> {
-        match self.home().cells(self.table, self.key) {
-            Cells::Log(log) if self.is_small() && self.is_confined() => Cells::Log(log.confined()),
-            cells => cells,
-        }
+        self.home().cells(self.table, self.key)
     }
 
     /// The head of its block.
@@ -128,33 +125,11 @@ impl<'a> Key<'a> {
         }
     }
 
-    /// Decides where the cells alone could not: see [`Log::confined`].
+    /// Why its cells could not decide on a start of this weight.
     #[cold]
-    pub fn decide_in_small<const LOOK: bool>(&self, ask: &Ask, view: &mut View) -> Result<Answer, Blocked> {
-        if !self.is_small() {
-            return Err(Blocked::Sealed);
-        }
-        if !self.is_confined() {
-            return Err(Blocked::Small(ask.weight));
-        }
-        Ok(self.log().confined().decide::<LOOK>(ask, || self.now(), view)?)
-    }
-
-    /// Returns whether it has a smaller ring than its policy may need.
-    fn is_small(&self) -> bool {
-        self.table.is_log && ring_in(self.head()) < self.table.ring
-    }
-
-    /// Returns whether its ring cannot grow for now: there is no space, or this process has no lock.
-    fn is_confined(&self) -> bool {
-        is_confined_in(self.head(), self.key.life) || self.bound.rests(NoLock::Unable)
-    }
-
-    /// Its log, for those who only read it.
-    #[inline(always)]
-    fn log_to_read(&self) -> Log<'a> {
-        let log = self.log();
-        if !log.holds() && self.is_confined() { log.confined() } else { log }
+    pub fn why_sealed(&self, weight: u64) -> Blocked {
+        let is_small = self.table.is_log && ring_in(self.head()) < self.table.ring;
+        if is_small { Blocked::Small(weight) } else { Blocked::Sealed }
     }
 
     #[inline(always)]
@@ -218,7 +193,7 @@ impl<'a> Key<'a> {
             Shape::Counter { window, is_smooth } => self.counter(*window, *is_smooth).view(ask, || self.now()),
             Shape::Concurrency { .. } => Err(Sealed),
             _ if self.table.at_once == AtOnce::Grants => Err(Sealed),
-            _ if self.table.is_log => self.log_to_read().view(ask, || self.now()),
+            _ if self.table.is_log => self.log().view(ask, || self.now()),
             _ => self.slices().view(ask, || self.now()),
         }
     }

@@ -30,7 +30,7 @@ use crate::state::session::options::OnError;
 use crate::state::session::{LET_OTHERS, Session};
 use crate::time::monotonic_ns;
 use crate::waiting::{AsOne, MayWait};
-use bound::NoLock;
+use bound::Busy;
 pub(crate) use bound::{Bound, Stuck};
 pub(crate) use key::Key;
 use std::ptr;
@@ -574,14 +574,20 @@ impl Limit {
     }
 
     /// Gives a key a larger ring, if a start of this weight needs it. That takes microseconds, so a caller that must not
-    /// wait does it, too, unless the lock is busy, or there is no space yet. Where there is none, the key is confined to
-    /// the ring that it has: see `growing.rs`. A lock that others hold for too long is an error; once a second, callers wait for it.
+    /// wait does it, too, unless the lock is busy, or there is no space yet. Where there is none, callers of this key learn that without
+    /// the lock for a moment. Where others hold the lock for too long, they wait for it once a second.
     fn grow_key(&self, hash: Hash, weight: u64) -> Result<()> {
         let (must_not_wait, bound) = (MayWait::here() == MayWait::Never, self.bound()?);
-        let busy = match MayWait::here() {
-            MayWait::UntilTimeout => NoLock::Busy,
-            _ => NoLock::BusyBriefly,
-        };
+        let (home, table) = (bound.home(), bound.latest());
+        let block = |found: KeyAt| home.block(found.at);
+        // (A block of such a key never serves another kind, in which the word means something else.)
+        let grows = |found: &KeyAt| home.grows(home.of(table).for_key(*found).policy);
+        let found = home.index(table).find(hash).ok().flatten().filter(grows);
+        let full = || Error::StoreFull { reason: "there is no space for more starts of this key in its window".into() };
+        if found.is_some_and(|found| block(found).is_stuck(found.life)) {
+            return Err(full());
+        }
+        let busy = if MayWait::here() == MayWait::UntilTimeout { Busy::Long } else { Busy::Briefly };
         let rests = bound.rests(busy) && !MayWait::outlasts();
         let at_once = |home: &Locked, _, table: &Table| home.mend_key(table, hash, weight, true);
         let grown = match must_not_wait || rests {
@@ -592,29 +598,21 @@ impl Limit {
             Ok(true) => Ok(()),
             // Another thread may wait and search.
             Ok(false) | Err(Error::StoreTimeout { .. }) if must_not_wait => Err(Error::WouldWait),
-            Ok(false) | Err(Error::StoreFull { .. }) => {
-                if let Ok(Some(found)) = bound.home().index(bound.latest()).find(hash) {
-                    bound.home().block(found.at).confine(found.life, IN_VAIN_MS);
-                }
-                Ok(())
+            Ok(false) => {
+                found.into_iter().for_each(|found| block(found).set_stuck(found.life, IN_VAIN_MS));
+                Err(full())
             }
             Err(Error::StoreTimeout { .. }) if rests => {
                 let cause = "its lock was busy a moment ago, and is waited for again within a second";
-                Err(Error::store(format!("making room for more starts of a key in {}", self.store.url()), cause))
+                Err(Error::store(format!("making space for more starts of a key in {}", self.store.url()), cause))
             }
-            Err(error @ Error::StoreTimeout { .. }) => {
-                // Otherwise part of the caller's time is left.
-                if !MayWait::is_cut() {
+            Err(error) => {
+                // (Where a call is cut, part of the caller's time is left.)
+                if matches!(error, Error::StoreTimeout { .. }) && !MayWait::is_cut() {
                     bound.rest(busy, STORE_AGAIN);
                 }
                 Err(error)
             }
-            // This process cannot take the lock. Others can.
-            Err(Error::Store { .. }) => {
-                bound.rest(NoLock::Unable, STORE_AGAIN);
-                Ok(())
-            }
-            Err(error) => Err(error),
         }
     }
 

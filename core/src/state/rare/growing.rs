@@ -1,11 +1,10 @@
 //! Rings that grow: how large a ring a key gets when it is rewritten, and where the space for that comes from. What a small ring
 //! may decide is argued in `log.rs`.
 //!
-//! No space is never an error of a key that exists. Where a start needs a larger ring and there is none, the key is *confined*
-//! to the ring that it has for a moment ([`BlockCells::confine`](crate::state::cells::block::BlockCells::confine)): its
-//! decisions are then those of the stricter policy, and take no lock. Where an edit needs one, what does not fit is left out,
-//! and counts until the latest of it is over. The key "" has a whole ring from the beginning, so a limit without keys needs no
-//! lock. (If its policy changes while there is no room, it is a key like others.)
+//! Where a start needs a larger ring and there is no space, the key's callers get the error of a full store. For a moment they do
+//! so without the lock ([`BlockCells::set_stuck`](crate::state::cells::block::BlockCells::set_stuck)). No edit fails for this: what
+//! does not fit is left out, and counts until the latest of it is over. The key "" has a whole ring from the beginning, so a limit
+//! without keys needs no lock. (If its policy changes while there is no room, it is a key like others.)
 
 use super::rewrite::pad;
 use crate::algorithm::Forgotten;

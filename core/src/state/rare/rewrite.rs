@@ -6,7 +6,7 @@
 
 use super::growing::Adds;
 use crate::algorithm::cells::Cells;
-use crate::algorithm::log::{BEYOND, CLOSED, SETTLED};
+use crate::algorithm::log::{CLOSED, SETTLED};
 use crate::algorithm::{Forgotten, History, Start};
 use crate::atomic::*;
 use crate::damage::nonsense;
@@ -253,18 +253,15 @@ impl<'h> BlockCells<'h> {
     pub(super) fn history(self, own: &Table, (cells, now): (&Cells, Now)) -> History {
         let mut history = cells.history(own.policy.longest(), now);
         let word = |word| self.word(word).load(Acquire);
-        let (mut owed, mut is_beyond) = (0, false);
+        let mut owed = 0;
         if let Cells::Log(log) = cells
             && log.is_small()
         {
-            if !log.has_lost(own.policy.longest_window(), now) {
-                // It has overwritten only what had left the longest window.
-                history.forget_before(now.floor.saturating_sub(own.policy.longest_window()));
-            }
+            // It has overwritten only what had left the longest window.
+            history.forget_before(now.floor.saturating_sub(own.policy.longest_window()));
+            history.held = Some(log.most_written());
             let counts = word(key_word::UNTIL) > own.policy.counts_since(now);
             owed = if counts { log.owed() } else { 0 };
-            is_beyond = word(key_word::LEFT_OUT) & BEYOND != 0;
-            history.held = (!is_beyond).then(|| log.most_written());
         }
         if own.policy.is_counted() {
             history.first_era = word(key_word::FIRST_ERA);
@@ -280,7 +277,7 @@ impl<'h> BlockCells<'h> {
         }
         if let Cells::Log(_) | Cells::Slices(_) = cells {
             let first = word(key_word::LEFT_OUT);
-            history.is_mixed = first & key_word::IS_MIXED != 0 || is_beyond;
+            history.is_mixed = first & key_word::IS_MIXED != 0;
             let mut older = self.older_words(own).chunks_exact(2).map(|words| [0, 1].map(|i| words[i].load(Acquire)));
             if let Cells::Log(_) = cells {
                 [history.first_era, history.era] = older.next().unwrap_or_default();

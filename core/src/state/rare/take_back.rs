@@ -33,6 +33,19 @@ pub(crate) fn parts(policy: &Policy, history: &History, start: StartId) -> Vec<u
     parts
 }
 
+/// Settles a start that was copied without its ticket, if there is one that may be it: see
+/// [`block_to_write`](crate::state::cells::locked::Locked). Its units cannot be taken back, but what it owes counts. Returns whether
+/// there was one.
+pub(crate) fn settle_unnamed(policy: &Policy, history: &mut History, start: StartId) -> bool {
+    let is_it = |s: &&mut Start| {
+        policy.has_origins()
+            && s.id == u64::MAX
+            && s.state != SETTLED
+            && (s.stamp, s.units) == (start.stamp, start.weight)
+    };
+    history.starts.iter_mut().find(is_it).map(|s| s.state = SETTLED).is_some()
+}
+
 /// Takes a start out of a history, if it is there and not settled. Returns whether it did. `ahead`: see
 /// `Taken::ahead`.
 pub(crate) fn take_back(policy: &Policy, history: &mut History, start: StartId, ahead: u64) -> bool {
