@@ -1,9 +1,9 @@
 //! Measures what the order of all processes costs on a server: two processes wait for the same slots, with so many waiters each.
 //!
-//! `cargo run --release -p workglow-limit-bench --features workglow-limit/redis --bin one_line URL [threads|loop [A [B [SECONDS [WORK_MS [SLOTS]]]]]]`
+//! `cargo run --release -p workglow-limit-bench --bin one_line URL [threads|loop [A [B [SECONDS [WORK_MS [SLOTS]]]]]]`
 //!
-//! Prints the starts of each, the slots' use, the longest and the mean wait, and the requests of both by what they asked, if
-//! the server is a Redis that nobody else uses.
+//! Prints the starts of each, their waits, the slots' use, and the requests of both if the server is a Redis that nobody else uses:
+//! a new one, since after a loss nothing starts for a while.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
