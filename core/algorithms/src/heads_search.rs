@@ -15,48 +15,15 @@
 //! Not in the model: steps of one word (the models in `heads_models.rs` are about these), priorities, weights and a full table. Two
 //! tenants are searched with a death or with a stop, not with both, and unequal shares with neither.
 
+#[path = "all_states.rs"]
+mod all_states;
 #[path = "heads_world.rs"]
 mod world;
 
-use std::collections::HashSet;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use world::*;
 
-/// Visits all reachable states. Returns how many there are, and the shortest way to a violation, if there is one.
 fn search(s: &Setting) -> (usize, Option<(Wrong, Vec<Action>)>) {
-    let print = |world: &World| {
-        let mut hasher = DefaultHasher::new();
-        world.hash(&mut hasher);
-        hasher.finish()
-    };
-    let first = World::new(s);
-    let mut visited = HashSet::from([print(&first)]);
-    let (mut layer, mut ways) = (vec![(first, usize::MAX)], Vec::<(usize, Action)>::new());
-    while !layer.is_empty() {
-        let mut next = Vec::new();
-        for (world, at) in layer {
-            for action in world.actions(s) {
-                let mut after = world;
-                let wrong = after.act(action, s);
-                if wrong.is_none() && !visited.insert(print(&after)) {
-                    continue;
-                }
-                ways.push((at, action));
-                if let Some(wrong) = wrong {
-                    let (mut way, mut at) = (Vec::new(), ways.len() - 1);
-                    while at != usize::MAX {
-                        way.push(ways[at].1);
-                        at = ways[at].0;
-                    }
-                    way.reverse();
-                    return (visited.len(), Some((wrong, way)));
-                }
-                next.push((after, ways.len() - 1));
-            }
-        }
-        layer = next;
-    }
-    (visited.len(), None)
+    all_states::visit(World::new(s), |world| world.actions(s), |world, action| world.act(action, s))
 }
 
 fn one_line() -> Setting {

@@ -257,6 +257,11 @@ pub trait Awaited: Quiet {
         Ok(())
     }
 
+    /// Checks the key and weight of a waiter that joins others.
+    fn check_waiter(&self, key: &str, weight: u64) -> Result<()> {
+        self.peek_again(key, weight).map(drop)
+    }
+
     /// Starts now, or takes a place if there is one.
     fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim>;
 

@@ -277,7 +277,8 @@ impl Engine for Redis {
         if let Some(hash) = call.key {
             keys.extend([format!("{states}{hash}"), list_of_states(call.limit, Family::of(call.policy))]);
             keys.extend((call.op == "grant").then(|| format!("{}:s", keys[1])));
-            keys.extend(["acquire", "leave"].contains(&call.op).then(|| format!("{}:w", keys[1])));
+            let has_line = Family::of(call.policy) == Family::Leases && ["acquire", "view", "leave"].contains(&call.op);
+            keys.extend(has_line.then(|| format!("{}:w", keys[1])));
         }
         let mut from = None;
         loop {

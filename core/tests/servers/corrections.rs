@@ -9,8 +9,8 @@
 //! Not in the model: replies that take time, clocks that run fast or slow, and grants (see grants.rs: to the server they
 //! are starts that count from later).
 
-use std::collections::HashSet;
-use std::hash::{DefaultHasher, Hash, Hasher};
+#[path = "../../algorithms/src/all_states.rs"]
+mod all_states;
 
 /// In ticks. Without a reading for that long, a machine does not vouch.
 const WINDOW: i8 = 3;
@@ -336,41 +336,8 @@ impl World {
     }
 }
 
-/// Visits all reachable states. Returns how many there are, and the shortest way to a violation, if there is one.
 fn search(s: &Setting) -> (usize, Option<(Wrong, Vec<Action>)>) {
-    let print = |world: &World| {
-        let mut hasher = DefaultHasher::new();
-        world.hash(&mut hasher);
-        hasher.finish()
-    };
-    let first = World::new(s);
-    let mut visited = HashSet::from([print(&first)]);
-    let (mut layer, mut ways) = (vec![(first, usize::MAX)], Vec::<(usize, Action)>::new());
-    while !layer.is_empty() {
-        let mut next = Vec::new();
-        for (world, at) in layer {
-            for action in world.actions(s) {
-                let mut after = world.clone();
-                let wrong = after.act(action, s);
-                if wrong.is_none() && !visited.insert(print(&after)) {
-                    continue;
-                }
-                ways.push((at, action));
-                if let Some(wrong) = wrong {
-                    let (mut way, mut at) = (Vec::new(), ways.len() - 1);
-                    while at != usize::MAX {
-                        way.push(ways[at].1);
-                        at = ways[at].0;
-                    }
-                    way.reverse();
-                    return (visited.len(), Some((wrong, way)));
-                }
-                next.push((after, ways.len() - 1));
-            }
-        }
-        layer = next;
-    }
-    (visited.len(), None)
+    all_states::visit(World::new(s), |world| world.actions(s), |world, action| world.act(action, s))
 }
 
 fn forward() -> Setting {

@@ -2,6 +2,7 @@
 #![cfg(any(feature = "redis", feature = "postgres"))]
 
 use crate::common::server::Server;
+use crate::common::wait_until;
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -61,18 +62,25 @@ impl Fleet {
 
     /// The processes ask in this order. Returns who has started.
     fn ask(&mut self, order: &[usize]) -> Vec<(usize, u64)> {
-        let (mut over, mut started) = (Vec::new(), Vec::new());
+        let mut started = Vec::new();
         for &process in order {
             self.lines[process].wake(None);
-            self.lines[process].advance(&mut over);
-            for (id, outcome) in over.drain(..) {
-                match outcome {
-                    Outcome::Admitted(permit) => self.held.push((process, permit)),
-                    Outcome::Expired(_) => continue,
-                    outcome => panic!("{outcome:?}"),
-                }
-                started.push((process, id));
+            started.extend(self.advance(process));
+        }
+        started
+    }
+
+    /// A process does what is due. Returns who has started.
+    fn advance(&mut self, process: usize) -> Vec<(usize, u64)> {
+        let (mut over, mut started) = (Vec::new(), Vec::new());
+        self.lines[process].advance(&mut over);
+        for (id, outcome) in over {
+            match outcome {
+                Outcome::Admitted(permit) => self.held.push((process, permit)),
+                Outcome::Expired(_) => continue,
+                outcome => panic!("{outcome:?}"),
             }
+            started.push((process, id));
         }
         started
     }
@@ -257,4 +265,190 @@ fn a_waiter_that_leaves_a_limit_with_a_cooldown_is_not_waited_for() {
         fleet.clock.advance(60 * MOMENT);
         assert!(fleet.take(2, 1));
     }
+}
+
+/// A line whose process has all units once asked every 2 ms whether one is free.
+#[test]
+fn who_has_all_units_asks_for_its_waiters_when_one_of_them_ends() {
+    for server in Server::each("line-own") {
+        let mut fleet = Fleet::new(&server, "1 concurrent");
+        assert!(fleet.take(0, 1));
+        let first = fleet.join(0, waiter());
+        assert_eq!(fleet.ask(&[0]), []);
+        // Another process frees the unit, of which nobody tells this one.
+        fleet.limiters[1].clear("key").unwrap();
+        fleet.held.clear();
+        fleet.clock.advance(100 * MOMENT);
+        assert_eq!(fleet.advance(0), [], "it has asked");
+        fleet.clock.advance(100 * MOMENT);
+        assert_eq!(fleet.advance(0), [(0, first)]);
+        // A start that ends here is noticed when an event loop looks next.
+        let second = fleet.join(0, waiter());
+        fleet.end();
+        fleet.clock.advance(16 * MOMENT);
+        assert_eq!(fleet.advance(0), [(0, second)]);
+        // Another process may have the unit by then.
+        let third = fleet.join(0, waiter());
+        fleet.end();
+        assert!(fleet.take(1, 1));
+        fleet.clock.advance(16 * MOMENT);
+        assert_eq!(fleet.advance(0), []);
+        fleet.end();
+        fleet.clock.advance(16 * MOMENT);
+        assert_eq!(fleet.advance(0), [(0, third)]);
+        // A thread sleeps at the bell.
+        let mut seat = Seat::new(waiter());
+        for _ in 0..3 {
+            assert!(matches!(seat.step(&*fleet.limiters[0]).unwrap(), Step::Sleep(_)));
+            fleet.clock.advance(MOMENT);
+        }
+        fleet.end();
+        let step = seat.step(&*fleet.limiters[0]).unwrap();
+        let Step::Admitted(permit) = step else { panic!("{step:?}") };
+        fleet.limiters[0].complete(&permit).unwrap();
+    }
+}
+
+/// A line behind another one once asked every 2 to 16 ms, whatever jobs last.
+#[test]
+fn lines_ask_as_often_as_units_may_be_free() {
+    for server in Server::each("line-asks") {
+        let mut fleet = Fleet::new(&server, "1 concurrent lease 1m");
+        assert!(fleet.take(0, 1));
+        fleet.join(0, waiter());
+        let last = fleet.join(1, waiter());
+        for _ in 0..8 {
+            assert_eq!(fleet.ask(&[0, 1]), []);
+            fleet.clock.advance(10 * MOMENT);
+        }
+        let next = |fleet: &Fleet| fleet.lines[1].next().unwrap();
+        assert_eq!(fleet.ask(&[1]), []);
+        assert!(next(&fleet) >= 30 * MOMENT, "the job has lasted 80 ms: {:?}", next(&fleet));
+        fleet.end();
+        assert_eq!(fleet.ask(&[0, 1]).len(), 1);
+        // It is first now, and the job of the other one has just begun.
+        let pause = next(&fleet);
+        assert!(pause >= 20 * MOMENT && pause <= 64 * MOMENT, "{pause:?}");
+        for _ in 0..8 {
+            fleet.clock.advance(10 * MOMENT);
+            assert_eq!(fleet.ask(&[1]), []);
+        }
+        assert!(next(&fleet) <= 20 * MOMENT, "the job is about to end: {:?}", next(&fleet));
+        fleet.end();
+        assert_eq!(fleet.ask(&[1]), [(1, last)]);
+    }
+}
+
+/// A line once took its first waiter back when a more urgent one came before it, and told of it again later.
+#[test]
+fn a_waiter_that_a_more_urgent_one_comes_before_keeps_its_turn() {
+    for server in Server::each("line-displaced") {
+        let mut fleet = Fleet::new(&server, "1 concurrent");
+        assert!(fleet.take(2, 1));
+        let first = fleet.join(0, waiter());
+        assert_eq!(fleet.ask(&[0]), []);
+        let second = fleet.join(1, waiter());
+        assert_eq!(fleet.ask(&[1]), []);
+        let urgent = fleet.join(0, waiter().priority(-1));
+        assert_eq!(fleet.ask(&[0]), []);
+        fleet.lines[0].leave(urgent);
+        fleet.end();
+        assert_eq!(fleet.ask(&[1]), [], "the first one waits in the other process");
+        assert_eq!(fleet.ask(&[0]), [(0, first)]);
+        fleet.end();
+        assert_eq!(fleet.ask(&[1]), [(1, second)]);
+    }
+}
+
+#[test]
+fn peek_says_that_others_come_first() {
+    for server in Server::each("line-peek") {
+        let mut fleet = Fleet::new(&server, "2 concurrent");
+        assert!(fleet.take(0, 1));
+        let sees = |fleet: &Fleet| {
+            let seen = fleet.limiters[2].peek("key", 1).unwrap();
+            assert_eq!(seen.remaining, 1);
+            assert_eq!(seen.retry_after.is_zero(), seen.admitted);
+            assert_eq!(seen.denied_by.is_none(), seen.admitted);
+            seen.admitted
+        };
+        assert!(sees(&fleet));
+        let heavy = fleet.join(1, Waiter::new("key", 2));
+        assert_eq!(fleet.ask(&[1]), []);
+        fleet.clock.advance(MOMENT);
+        assert!(!sees(&fleet), "a unit is free, and somebody waits for two");
+        assert!(!fleet.take(2, 1));
+        fleet.lines[1].leave(heavy);
+        assert!(sees(&fleet));
+        assert!(fleet.take(2, 1));
+    }
+}
+
+/// The line asks for all of them. Each one that joined once made a request of its own.
+#[test]
+fn who_joins_a_line_asks_no_server() {
+    for server in Server::each("line-joins") {
+        let mut fleet = Fleet::new(&server, "1 concurrent");
+        assert!(fleet.take(0, 1));
+        let first = fleet.join(0, waiter());
+        let joined = MayWait::Never.during(|| fleet.lines[0].join(waiter()));
+        let Ok(Joined::Waiting(second)) = joined else { panic!("{joined:?}") };
+        let too_much = fleet.lines[0].join(Waiter::new("key", 2)).unwrap_err();
+        assert!(matches!(too_much, Error::WeightExceedsCapacity { .. }), "{too_much:?}");
+        fleet.end();
+        assert_eq!(fleet.ask(&[0]), [(0, first)]);
+        fleet.end();
+        assert_eq!(fleet.ask(&[0]), [(0, second)]);
+    }
+}
+
+/// A start once read who waits, also where nobody did.
+#[test]
+fn a_start_where_nobody_waits_reads_no_waiters() {
+    for mut server in Server::each("line-nobody") {
+        let url = server.direct_url();
+        let open = || Store::new(&url).unwrap().limiter("jobs", "1 concurrent").unwrap();
+        let limiter = open();
+        limiter.open().unwrap();
+        if server.kind() == "postgres" {
+            drop(server.postgres().command("ALTER DATABASE postgres SET track_functions = pl"));
+        }
+        // (On Postgres that applies to later connections.)
+        drop(limiter);
+        let limiter = open();
+        for _ in 0..5 {
+            let permit = limiter.try_acquire("key", 1).unwrap().unwrap();
+            assert!(limiter.try_acquire("key", 1).unwrap().is_none());
+            permit.complete().unwrap();
+        }
+        drop(limiter);
+        assert_eq!(reads_of_waiters(&mut server, 10), 0);
+    }
+}
+
+/// How often the server has read who waits, after so many decisions.
+fn reads_of_waiters(server: &mut Server, decisions: u64) -> u64 {
+    let (asked, read) = match server {
+        #[cfg(feature = "redis")]
+        Server::Redis(server) => {
+            let info = server.info("commandstats");
+            let calls = |command: &str| {
+                let line = info.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+                line.map_or(0, |line| line.split(',').next().unwrap().parse::<u64>().unwrap())
+            };
+            (calls("evalsha"), calls("hget"))
+        }
+        #[cfg(feature = "postgres")]
+        Server::Postgres(server) => {
+            let who = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'workglow-limit'";
+            wait_until("they have gone", || server.command(who) == "0");
+            let calls = |name: &str| {
+                let calls = "SELECT coalesce(sum(calls), 0) FROM pg_stat_user_functions WHERE funcname = ";
+                server.command(&format!("{calls}'{name}'")).parse::<u64>().unwrap()
+            };
+            (calls("decide_concurrency"), calls("leases_line"))
+        }
+    };
+    assert!(asked >= decisions, "{asked} requests are counted");
+    read
 }

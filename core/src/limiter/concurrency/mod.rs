@@ -562,6 +562,15 @@ impl Awaited for ConcurrencyLimiter {
         self.limit.with_key(key, |_| Ok(()))
     }
 
+    /// A server is not asked: the line that the waiter joins asks it.
+    fn check_waiter(&self, key: &str, weight: u64) -> Result<()> {
+        if !self.limit.is_served() {
+            return self.peek_again(key, weight).map(drop);
+        }
+        let check = |found: &Key, _: &Leases| self.limit.check_weight_on_server(found.table, found.hash, weight);
+        self.limit.or_instead(|| self.with_leases(key, check), |_| ())
+    }
+
     fn claim(&self, key: &str, weight: u64, terms: Terms) -> Result<Claim> {
         policy::check_some(weight)?;
         let claimed = || {
@@ -572,7 +581,7 @@ impl Awaited for ConcurrencyLimiter {
                     let after = seen.retry_after();
                     let is_certain = seen.is_closed() || seen.ahead == 0 && Self::is_certain(found, after);
                     let denied = || match terms.waiter {
-                        Some(_) if !is_certain => Claim::Behind { ahead: seen.ahead },
+                        Some(_) if !is_certain => Claim::Behind { ahead: seen.ahead, held: seen.held() },
                         _ => Claim::Denied { after, is_certain },
                     };
                     return Ok(permit.map_or_else(denied, Claim::Started));

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::fork::jitter;
 use crate::hash::Hash;
 use crate::hooks::{Event, Happening};
-use crate::limiter::line::{Asker, Terms};
+use crate::limiter::line::{Asker, Held, Terms};
 use crate::permit::{LeasePermit, RawPermit};
 use crate::policy::{self, Shape};
 use crate::server::site::Process;
@@ -85,29 +85,44 @@ pub(super) struct Seen {
     pub ahead: usize,
     /// Whether units are free for them.
     has_room: bool,
+    /// Whether this process holds all units that are taken.
+    is_own: bool,
     now: Tick,
     live: u64,
     gate: Tick,
     /// When the first lease ends, or with a cooldown, when enough units are free; 0: that is not known.
     soonest: Tick,
     cooldown: Tick,
+    /// How long ago the first start began that holds units, or was renewed; 0: that is not known.
+    age: Tick,
 }
 
 impl Seen {
     fn of(now: i64, [live, gate, soonest]: [i64; 3], time: Time, cooldown: Tick) -> Seen {
         let unsigned = |n: i64| u64::try_from(n).unwrap_or(0);
+        let is_known = soonest > 0 && time.0 > 0 && cooldown == 0;
+        let age = if is_known { unsigned(time.0 - (soonest - now)) } else { 0 };
         // A renewed lease does not end then.
         let soonest = if time.1 && cooldown == 0 { 0 } else { soonest };
-        let (ahead, has_room) = (0, false);
         Seen {
-            ahead,
-            has_room,
+            ahead: 0,
+            has_room: false,
+            is_own: false,
             now: unsigned(now),
             live: unsigned(live),
             gate: unsigned(gate),
             soonest: unsigned(soonest),
             cooldown,
+            age,
         }
+    }
+
+    /// What a line has to know of those that hold units.
+    pub fn held(&self) -> Held {
+        // A lease that is not renewed may end by itself.
+        let ends = if self.soonest > 0 { self.soonest.saturating_sub(self.now) } else { Tick::MAX };
+        let (units, has_room) = (self.live, self.has_room);
+        Held { units, age: self.age, has_room, own_for: self.is_own.then_some(ends) }
     }
 
     /// Returns when a retry may succeed after a denial: exactly, if that is known.
@@ -145,7 +160,7 @@ impl ConcurrencyLimiter {
             let asked = Instant::now();
             let (answer, others) =
                 self.limit.ask_all(found.home(), found.table, Some(found.hash), "acquire", &arguments)?;
-            let [now, taken, slot, fence, _, live, gate, soonest] = answer;
+            let [now, taken, slot, fence, is_own, live, gate, soonest] = answer;
             let mut seen = Seen::of(now, [live, gate, soonest], time, found.table.policy.cooldown());
             if taken == 1 {
                 let lease = Lease { index: slot as u64, fence: fence as u64 };
@@ -155,7 +170,7 @@ impl ConcurrencyLimiter {
                 }
                 return Ok((Some(self.permit_on_server(owner, lease, found.hash)), seen));
             }
-            (seen.ahead, seen.has_room) = (slot as usize, fence == 1);
+            (seen.ahead, seen.has_room, seen.is_own) = (slot as usize, fence == 1, is_own == 1);
             if self.evict(found.home(), found.table, found.hash, &others)? == 0 || seen.is_closed() {
                 return Ok((None, seen));
             }
@@ -207,15 +222,19 @@ impl ConcurrencyLimiter {
         let key = home.hash(b'k', key);
         self.limit.check_weight_on_server(table, key, weight)?;
         let (owner, time) = (owner_of(&self.limit)?, Time::of(home, table));
+        // What is free is free, whoever waits for it.
+        let order = if weight > 0 { Order::of_call() } else { Order::Free };
         let seen = loop {
-            let arguments = [&[number(weight)][..], &owner, &[turn()]].concat();
-            let ([now, live, gate, soonest], others) =
+            let arguments = [&[number(weight)][..], &owner, &[turn()], &order.arguments()].concat();
+            let ([now, live, gate, soonest, ahead], others) =
                 self.limit.ask_all(home, table, Some(key), "view", &arguments)?;
             if self.evict(home, table, key, &others)? == 0 {
-                break Seen::of(now, [live, gate, soonest], time, table.policy.cooldown());
+                let seen = Seen::of(now, [live, gate, soonest], time, table.policy.cooldown());
+                let has_room = seen.live + weight <= table.capacity;
+                break Seen { ahead: ahead as usize, has_room, ..seen };
             }
         };
-        let is_denied = seen.is_closed() || seen.live + weight > table.capacity;
+        let is_denied = seen.is_closed() || !seen.has_room || seen.ahead > 0;
         let retry_after = is_denied.then(|| seen.retry_after());
         Ok(self.decision(table, seen.gate, seen.now, seen.live, retry_after))
     }

@@ -34,12 +34,28 @@ pub enum Claim {
     Behind {
         /// Their number.
         ahead: usize,
+        /// The starts that hold the units.
+        held: Held,
     },
     /// The queue is full. Waiting for capacity in a queue is not supported.
     Full {
         /// The time until one more caller may wait.
         after: Duration,
     },
+}
+
+/// What a server says of the starts that hold a key's units.
+#[doc(hidden)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// The units.
+    pub units: u64,
+    /// How long ago the first of them began, or was renewed; 0: that is not known.
+    pub age: Tick,
+    /// Whether enough are free for the waiter.
+    pub has_room: bool,
+    /// For how long only an end in this process frees units, which rings the key's bell. `None`: other processes hold some.
+    pub own_for: Option<Tick>,
 }
 
 /// The place of a joint start that [has looked ahead](super::super::internal::Awaited::look_ahead).
@@ -91,15 +107,8 @@ pub struct Asker {
     pub since: Tick,
     /// How long ago that is.
     pub waited: Tick,
-    /// It asks again within half of this time.
+    /// It asks again before this time is over.
     pub life: Tick,
-}
-
-impl Asker {
-    /// What names it in its process.
-    pub(super) fn name(&self) -> (i32, Tick) {
-        (self.priority, self.since)
-    }
 }
 
 impl Terms {

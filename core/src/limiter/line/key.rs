@@ -108,6 +108,10 @@ pub(super) struct KeyLine {
     /// The first one's number among these, from 1 on, and since when; 0: it is not known. (A number of its own: memory checkers take
     /// a look into what is not there for a fault, even if nothing follows from it.)
     behind: (usize, Tick),
+    /// [`Held::age`](super::Held::age) in the last answers, on average.
+    age: Tick,
+    /// While only an end in this process frees units.
+    quiet: Option<Quiet>,
     /// [`Awaited::position`](crate::limiter::internal::Awaited::position) when it had the turn and its units were too far
     /// ahead; for which units.
     position: Option<(u64, Wanted)>,
@@ -118,8 +122,17 @@ pub(super) struct KeyLine {
 /// A waiter of this line that a server knows.
 #[derive(Debug)]
 struct Told {
+    rank: Rank,
     key: Box<str>,
     asker: Asker,
+}
+
+/// Until when a server need not be asked for a waiter, unless the bell of its key rings.
+#[derive(Debug, Clone, Copy)]
+struct Quiet {
+    rank: Rank,
+    bell: u64,
+    until: Tick,
 }
 
 impl KeyLine {
@@ -155,14 +168,14 @@ impl KeyLine {
         } else {
             // An invalid key, or a weight that can never start, is an error before the caller waits.
             let left = from_ticks(deadline.saturating_sub(now)).max(pass.slice);
-            let peek = || pass.limiter.peek_again(key, weight);
-            match MayWait::in_slices(pass.began, Duration::MAX, left, peek) {
+            let check = || pass.limiter.check_waiter(key, weight);
+            match MayWait::in_slices(pass.began, Duration::MAX, left, check) {
                 Err(Error::WouldWait) if MayWait::here() == MayWait::UntilTimeout => {
                     pass.limiter.sent_away(key, weight);
                     out.push((rank, Outcome::Expired(LOOK_AGAIN)));
                     return Ok(());
                 }
-                seen => drop(seen?),
+                checked => checked?,
             }
             let soonest = self.soonest(pass, self.units.saturating_add(weight), now);
             if is_last && soonest > deadline {
@@ -204,17 +217,17 @@ impl KeyLine {
     }
 
     /// Notes that the server knows a waiter.
-    fn note_told(&mut self, pass: &Pass, wanted: &Wanted, asker: Asker) {
-        if !self.told.iter().any(|told| told.asker.name() == asker.name()) {
-            self.told.push(Told { key: wanted.key(pass.key).into(), asker });
+    fn note_told(&mut self, pass: &Pass, (rank, wanted): (Rank, &Wanted), asker: Asker) {
+        if !self.told.iter().any(|told| told.rank == rank) {
+            self.told.push(Told { rank, key: wanted.key(pass.key).into(), asker });
         }
     }
 
-    /// Tells the server which of the waiters that it knows have left. If it does not answer soon, it forgets them by itself.
+    /// Tells the server which of the waiters that it knows have left. If it does not answer soon, it forgets them by itself. (One
+    /// that a more urgent one has come before still waits.)
     fn leave_server(&mut self, limiter: &dyn Limiter) {
-        let first = self.waiters.first_key_value().map(|(rank, waiting)| (rank.0, waiting.since));
-        let is_first = |told: &Told| Some(told.asker.name()) == first;
-        if self.told.iter().all(is_first) {
+        let waits = |told: &Told| self.waiters.contains_key(&told.rank);
+        if self.told.iter().all(waits) {
             return;
         }
         if MayWait::here() != MayWait::UntilTimeout {
@@ -222,9 +235,12 @@ impl KeyLine {
             (self.is_blocked, self.blocked_until) = (true, 0);
             return;
         }
-        let most = slice(limiter);
-        for Told { key, asker } in self.told.extract_if(.., |told| !is_first(told)) {
-            let _ = MayWait::in_slices(Instant::now(), most, most, || limiter.leave_line(&key, asker));
+        let (began, most) = (Instant::now(), slice(limiter));
+        for Told { key, asker, .. } in self.told.extract_if(.., |told| !self.waiters.contains_key(&told.rank)) {
+            let left = most.saturating_sub(began.elapsed());
+            if !left.is_zero() {
+                let _ = MayWait::in_slices(began, left, left, || limiter.leave_line(&key, asker));
+            }
         }
     }
 

@@ -26,13 +26,15 @@
 -- acquire weight lease OWNER turn order priority asked waited life
 --                                     lease: ticks, or -1: without an end. order: 0, it takes what is free; 1, it does not
 --                                     wait, and starts only if it comes before all who do; 2, it is a waiter, who asked at
---                                     this time, has waited so long, and asks again within half of `life`
+--                                     this time, has waited so long, and asks again before `life` is over
 -- start lease OWNER                   the same for one unit, whether there is capacity or not
 --     -> {0, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below; after a
---        denial slot is the number of waiters that come first, and fence 1 if units are free; live and gate are after it;
+--        denial slot is the number of waiters that come first, fence 1 if units are free, and expiry 1 if the owner alone
+--        holds units (given to waiters); live and gate are after it;
 --        soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a denial for lack
 --        of capacity, some other owners of the site that hold leases: number, process and when it began
--- view weight OWNER turn              -> {0, now, live, gate, soonest, others…}; writes nothing
+-- view weight OWNER turn order priority
+--                                     -> {0, now, live, gate, soonest, ahead, others…}; ahead: as slot above; writes nothing
 -- complete slot fence OWNER ran       -> {0, now, was_held}; also for leases recorded by `start`; ran 0: for cancel, so the
 --                                        units are free at once
 -- settle slot fence OWNER units       -> {0, now, was_held}: only so many units cool down, or more than it had, and the others are
@@ -125,18 +127,20 @@ BEGIN
 END $$;
 
 -- The known facts about a key. Without an answer: `c` is its row, whose `live` excludes expired leases; `is_stale` says that
--- its leases no longer count; `over` is the number of expired units.
-CREATE OR REPLACE FUNCTION workglow_limit.leases_look(
+-- its leases no longer count; `over` is the number of expired units; `is_awaited` says that somebody may wait.
+CREATE OR REPLACE FUNCTION workglow_limit.leases_seen(
     lim text, k uuid, v bigint, known bigint[], at bigint,
     OUT answer bigint[], OUT limit_id bigint, OUT birth bigint, OUT born bigint, OUT is_due boolean, OUT now bigint, OUT floor bigint,
-    OUT gate bigint, OUT hold bigint, OUT c workglow_limit.holders, OUT is_stale boolean, OUT over bigint, OUT soonest bigint
+    OUT gate bigint, OUT hold bigint, OUT c workglow_limit.holders, OUT is_stale boolean, OUT over bigint, OUT soonest bigint,
+    OUT is_awaited boolean
 ) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE
     r record;
     first record;
 BEGIN
-    SELECT l.id, coalesce(o.version, l.version) AS holds, l.gate, l.floor, l.birth, l.born, l.made, l.booted, l.clock, s AS c INTO r
+    SELECT l.id, coalesce(o.version, l.version) AS holds, l.gate, l.floor, l.birth, l.born, l.made, l.booted, l.clock, s AS c,
+        EXISTS (SELECT FROM workglow_limit.waiters w WHERE w.limit_id = l.id AND w.hash = k) AS is_awaited INTO r
     FROM workglow_limit.limits l
     LEFT JOIN workglow_limit.own o ON o.limit_id = l.id AND o.hash = k
     LEFT JOIN workglow_limit.holders s ON s.limit_id = l.id AND s.hash = k
@@ -147,6 +151,7 @@ BEGIN
         RETURN;
     END IF;
     c := r.c;
+    is_awaited := r.is_awaited;
     limit_id := r.id;
     birth := r.birth;
     born := r.born;
@@ -266,7 +271,10 @@ DECLARE
     o integer := CASE WHEN op = 'start' OR op = 'view' THEN 2 ELSE 3 END;
     fence bigint := a[2];
     is_held boolean;
-    line record;
+    ahead bigint;
+    is_known boolean;
+    is_written boolean;
+    is_own bigint;
     holds_again boolean := false;
     cools boolean;
     expiry bigint;
@@ -274,7 +282,7 @@ DECLARE
     answer bigint[];
 BEGIN
     LOOP
-        l := workglow_limit.leases_look(lim, k, v, known, at);
+        l := workglow_limit.leases_seen(lim, k, v, known, at);
         IF l.answer IS NOT NULL THEN
             RETURN l.answer;
         END IF;
@@ -288,8 +296,14 @@ BEGIN
         END IF;
         c := l.c;
         gate := l.gate;
+        IF l.is_awaited AND (CASE op WHEN 'acquire' THEN a[8] WHEN 'view' THEN a[7] END) > 0 THEN
+            SELECT * INTO ahead, is_known, is_written FROM workglow_limit.leases_line(l.limit_id, k, now, a[o], a[o + 5:o + 9]);
+        ELSE
+            ahead := 0; is_known := false; is_written := false;
+        END IF;
         IF op = 'view' THEN
-            answer := ARRAY[0, now, c.live, gate, workglow_limit.leases_free(l.soonest, c.id, now, c.live + weight - p[1], cooldown)];
+            answer := ARRAY[0, now, c.live, gate, workglow_limit.leases_free(l.soonest, c.id, now, c.live + weight - p[1], cooldown),
+                ahead];
             IF c.live > 0 AND c.live + weight > p[1] THEN
                 answer := answer || workglow_limit.leases_others(c.id, now, a[o], a[o + 1], a[o + 4]);
             END IF;
@@ -300,20 +314,18 @@ BEGIN
                 gate := greatest(gate, l.born + greatest(lease, 0) + cooldown);
             END IF;
             gate := greatest(gate, l.hold);
-            IF op = 'acquire' AND coalesce(a[8], 0) > 0 THEN
-                line := workglow_limit.leases_line(l.limit_id, k, now, a[o], a[8:12]);
-            ELSE
-                SELECT 0::bigint AS ahead, false AS is_known, false AS is_written INTO line;
-            END IF;
-            IF op = 'acquire' AND (gate > now OR c.live + weight > p[1] OR line.ahead > 0) THEN
+            IF op = 'acquire' AND (gate > now OR c.live + weight > p[1] OR ahead > 0) THEN
                 -- (Only such rows are written here, so nothing waits for the disk.)
-                IF a[8] = 2 AND NOT line.is_known THEN
+                IF a[8] = 2 AND NOT is_known THEN
                     PERFORM workglow_limit.begin_writing(patience);
                     INSERT INTO workglow_limit.waiters (limit_id, hash, owner, priority, asked, since, till)
                     VALUES (l.limit_id, k, a[o], a[9], a[10], now - a[11], now + least(a[12], 2000000))
                     ON CONFLICT (limit_id, hash, owner, priority, asked) DO UPDATE SET till = EXCLUDED.till;
                 END IF;
-                answer := ARRAY[0, now, 0, line.ahead, CASE WHEN c.live + weight > p[1] THEN 0 ELSE 1 END, 0, c.live, gate,
+                -- (Of many leases nobody looks.)
+                is_own := CASE WHEN a[8] = 2 AND c.live BETWEEN 1 AND 32 AND NOT EXISTS (
+                    SELECT FROM workglow_limit.leases s WHERE s.id = c.id AND s.ends > now AND s.owner <> a[o]) THEN 1 ELSE 0 END;
+                answer := ARRAY[0, now, 0, ahead, CASE WHEN c.live + weight > p[1] THEN 0 ELSE 1 END, is_own, c.live, gate,
                     workglow_limit.leases_free(l.soonest, c.id, now, c.live + weight - p[1], cooldown)];
                 IF c.live > 0 AND c.live + weight > p[1] THEN
                     answer := answer || workglow_limit.leases_others(c.id, now, a[o], a[o + 1], a[o + 4]);
@@ -386,7 +398,7 @@ BEGIN
         IF is_taking OR holds_again THEN
             IF is_taking THEN
                 fence := nextval('workglow_limit.ids');
-                IF line.is_written THEN
+                IF is_written THEN
                     DELETE FROM workglow_limit.waiters w
                     WHERE w.limit_id = l.limit_id AND w.hash = k
                         AND (w.till <= now OR a[8] = 2 AND w.owner = a[o] AND w.priority = a[9] AND w.asked = a[10]);

@@ -28,11 +28,12 @@
 -- `max` units, except for recorded starts, which are counted without being checked. Setting the clock back makes leases
 -- last longer.
 --
--- Who waits. KEYS[4], with `acquire` and `leave`, has in its field `w` the first waiter of each line that asks here:
+-- Who waits. KEYS[4], with `acquire`, `view` and `leave`, has in its field `w` the first waiter of each line that asks here:
 -- OWNER'S-NUMBER PRIORITY ASKED SINCE TILL, five numbers each. ASKED is when it asked, by its own clock: that and the owner
 -- name it. SINCE is the same by this clock. So the first of them is the first of all waiters, and only it starts. Its line
 -- shows it with each request, and takes it back when it leaves; without a request it is gone at TILL. This admits nothing,
--- so it cannot exceed a limit, and nothing is lost with it.
+-- so it cannot exceed a limit, and nothing is lost with it. The limit's field `line` is after every TILL of its keys: nobody else
+-- looks at KEYS[4]. (It is written again with each TILL that is later, so it is lost only as long as a TILL may be.)
 --
 -- Below, OWNER denotes the owner's four numbers, and `turn` is any number; it selects the part of a long list that is
 -- examined.
@@ -40,13 +41,14 @@
 -- acquire weight lease OWNER turn order priority asked waited life
 --                                     lease: ticks, or -1: without an end. order: 0, it takes what is free; 1, it does not
 --                                     wait, and starts only if it comes before all who do; 2, it is a waiter, who asked at
---                                     this time, has waited so long, and asks again within half of `life`
+--                                     this time, has waited so long, and asks again before `life` is over
 -- start lease OWNER                   the same for one unit, whether there is capacity or not
 --     -> {clock, now, taken, slot, fence, expiry, live, gate, soonest, others…}; slot is the weight; expiry as below;
---        after a denial slot is the number of waiters that come first, and fence 1 if units are free; live and gate are
---        after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a
+--        after a denial slot is the number of waiters that come first, fence 1 if units are free, and expiry 1 if the owner
+--        alone holds units (given to waiters); live and gate are after it; soonest: when the first lease ends, 0: none does (given after a denial, else 0); others: after a
 --        denial for lack of capacity, some other owners of the site that hold leases: number, process and when it began
--- view weight OWNER turn              -> {clock, now, live, gate, soonest, others…}; writes nothing
+-- view weight OWNER turn order priority
+--                                     -> {clock, now, live, gate, soonest, ahead, others…}; ahead: as slot above; writes nothing
 -- complete slot fence OWNER ran       -> {clock, now, was_held}; also for leases recorded by `start`; ran 0: for cancel, so the
 --                                        units are free at once
 -- settle slot fence OWNER units       -> {clock, now, was_held}: only so many units cool down, or more than it had, and the others are
@@ -59,9 +61,9 @@
 -- pause delay -> {clock, now, gate}; clear -> {0, now}
 --
 -- Commands: HMGET, TIME, ZRANGEBYSCORE. In addition, an admission needs HINCRBY and ZADD (sometimes PEXPIRE and `list`, and
--- ZREMRANGEBYSCORE if leases have expired), and a denial two ZRANGEBYSCORE, and of a waiter HSET and PEXPIRE now and then. An end:
--- HMGET, TIME, ZREM, ZINCRBY (for the
--- last lease, one DEL and ZREM; with a cooldown, ZRANGEBYSCORE and ZADD). All O(log n), except `evict`: O(n).
+-- ZREMRANGEBYSCORE if leases have expired), and a denial two ZRANGEBYSCORE, of a waiter a third one, and HSET and PEXPIRE now and
+-- then. While somebody waits, each of them needs HGET. An end: HMGET, TIME, ZREM, ZINCRBY (for the last lease, one DEL and ZREM;
+-- with a cooldown, ZRANGEBYSCORE and ZADD). All O(log n), except `evict`: O(n).
 
 local NEVER = 9007199254740991
 -- How many leases a denial examines, and how many owners it returns at most.
@@ -208,7 +210,8 @@ end
 local function stand_in_line(at)
     local order, priority, asked, waited, life = unpack(arguments, at, at + 4)
     if not order or order == 0 then return 0, function() end end
-    local known, is_written = waiters()
+    local known, is_written = {}, false
+    if awaited > now then known, is_written = waiters() end
     local owner = format("%d", arguments[at - 5])
     local own, i = { owner, priority, format("%d", asked), now - waited, 0 }, nil
     if order == 2 then
@@ -227,8 +230,18 @@ local function stand_in_line(at)
             own[5] = now + min(life, MOST_LIFE)
             if not i then known[#known + 1] = own end
             write_waiters(known)
+            if awaited < own[5] then call("HSET", limit_key, "line", format("%d", own[5] + MOST_LIFE)) end
         end
     end
+end
+
+-- Returns 1 if nobody but this owner holds units. (Of many leases nobody looks.)
+local function holds_all(owner)
+    if is_stale or live <= 0 or live > LOOKS then return 0 end
+    for _, name in ipairs(call("ZRANGEBYSCORE", state_key, format("(%d", now), "+inf")) do
+        if string.match(name, "^%d+ %d+ (%d+) ") ~= owner then return 0 end
+    end
+    return 1
 end
 
 local function take(weight, lease, at, is_asked)
@@ -240,7 +253,8 @@ local function take(weight, lease, at, is_asked)
     if is_asked then ahead, note_start = stand_in_line(at + 5) end
     if is_asked and (gate > now or live + weight > most or ahead > 0) then
         note_start(false)
-        local answer = { clock, now, 0, ahead, live + weight > most and 0 or 1, 0, live, gate, soonest(weight) }
+        local is_own = arguments[at + 5] == 2 and holds_all(format("%d", arguments[at])) or 0
+        local answer = { clock, now, 0, ahead, live + weight > most and 0 or 1, is_own, live, gate, soonest(weight) }
         return live + weight > most and with_others(answer, at) or answer
     end
     note_start(true)
@@ -278,7 +292,7 @@ elseif op == "start" then
     return take(1, arguments[1], 2, false)
 elseif op == "view" then
     load()
-    local answer = { clock, now, live, gate, soonest(arguments[1]) }
+    local answer = { clock, now, live, gate, soonest(arguments[1]), (stand_in_line(7)) }
     return live + arguments[1] > most and with_others(answer, 2) or answer
 elseif op == "complete" then
     local slot, fence = arguments[1], arguments[2]

@@ -1,7 +1,7 @@
 -- The beginning of every script of a limit: the family's script (log.lua, bucket.lua, …) is appended to this text.
 --
--- KEYS[1]  the limit: a hash with `version`, `gate`, `floor`, `birth`, `born`, `out`, `said`, `clock`, `losses`, and `k:HASH`, the
---          version of a key's own policy.
+-- KEYS[1]  the limit: a hash with `version`, `gate`, `floor`, `birth`, `born`, `out`, `said`, `clock`, `losses`, `line`, and
+--          `k:HASH`, the version of a key's own policy.
 -- KEYS[2]  the state of one key by its family; its name ends with the key's HASH, 32 hex digits. Absent if the whole
 --          limit is meant.
 -- KEYS[3]  with KEYS[2]: the states of all keys (of leases: of all keys with leases), by their expiry: a sorted set of HASHes
@@ -49,14 +49,15 @@ end
 -- The fields of the limit: `gate`, before which no start happens; `birth`, which grows when the whole limit is cleared
 -- (a state that was written before that counts as absent); `born`, up to when starts may have been lost (an absent key
 -- counts as full of starts at that time); `cleared`, when it or a key was last reset; `floor_seen`, the latest time that
--- was recorded; `out`, until when machines may start what they were granted of any key.
-local version, own_version, gate, floor_seen, birth, born, run_seen, made, waiting, out, cleared, corrections, losses
+-- was recorded; `out`, until when machines may start what they were granted of any key; `awaited` (`line`), until when somebody may
+-- wait for leases of a key.
+local version, own_version, gate, floor_seen, birth, born, run_seen, made, waiting, out, cleared, awaited, corrections, losses
 local hash = string.sub(state_key or "", -32)
 do
-    local known = call("HMGET", limit_key, "version", "k:" .. hash, "gate", "floor", "birth", "born", "run", "made", "waiting", "out", "cleared", "clock", "losses")
-    corrections, losses = known[12], known[13]
-    for i = 1, 11 do known[i] = tonumber(known[i] or 0) end
-    version, own_version, gate, floor_seen, birth, born, run_seen, made, waiting, out, cleared = unpack(known, 1, 11)
+    local known = call("HMGET", limit_key, "version", "k:" .. hash, "gate", "floor", "birth", "born", "run", "made", "waiting", "out", "cleared", "line", "clock", "losses")
+    corrections, losses = known[13], known[14]
+    for i = 1, 12 do known[i] = tonumber(known[i] or 0) end
+    version, own_version, gate, floor_seen, birth, born, run_seen, made, waiting, out, cleared, awaited = unpack(known, 1, 12)
 end
 
 -- The caller knows a policy that does not apply. It must read the present one first.

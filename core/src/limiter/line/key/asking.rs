@@ -2,7 +2,7 @@
 
 use super::pausing::{ASKS_APART, LOOK_SOONER};
 use super::queue::Wanted;
-use super::{KeyLine, Out, Pass};
+use super::{KeyLine, Out, Pass, Quiet};
 use crate::algorithm::heads;
 use crate::decision::LOOK_AGAIN;
 use crate::error::{Error, Result};
@@ -19,6 +19,9 @@ const HORIZON_ON_A_SERVER: Tick = 250_000;
 
 /// How long a server knows a waiter that does not ask again, in ticks, with few keys: more than twice the longest pause.
 const LIFE: Tick = 300_000;
+
+/// The same with any number of keys.
+const LONGEST_LIFE: Tick = 2_000_000;
 
 impl KeyLine {
     /// Returns whether the next place may be at any distance: it is the line's only one, and no other line has to know of
@@ -68,6 +71,9 @@ impl KeyLine {
                 self.is_unfinished = true;
                 return;
             }
+            if self.is_quiet(pass, rank) {
+                return;
+            }
             is_first = false;
             if self.places.is_empty() {
                 self.returned = pass.limiter.returned();
@@ -75,7 +81,7 @@ impl KeyLine {
             let first = &self.waiters[&rank];
             let (wanted, deadline, share) = (first.wanted.clone(), first.deadline, first.share);
             let in_turn = first.is_hurried() && !is_shared;
-            let (waited, life) = (now.saturating_sub(first.since), pass.among_keys(LIFE));
+            let (waited, life) = (now.saturating_sub(first.since), pass.among_keys(LIFE).min(LONGEST_LIFE));
             let asker = Asker { priority: rank.0, since: first.since, waited, life };
             let left = deadline.saturating_sub(now);
             let horizon = self.horizon(window, now.saturating_sub(first.since));
@@ -92,12 +98,15 @@ impl KeyLine {
                 waiter: (!is_shared && !in_turn).then_some(asker),
                 ..Terms::NOW
             };
+            let has_asked = asked.is_some();
+            // A later end rings once more.
+            let bell = if terms.waiter.is_some() { self.bell_of(pass, &wanted) } else { None };
             match self.claim(pass, (rank, &wanted), terms, asked.take()) {
                 Ok(Claim::Started(permit)) => {
                     self.looks = 0;
                     // The server knows that.
                     let told = self.told.len();
-                    self.told.retain(|told| told.asker.name() != asker.name());
+                    self.told.retain(|told| told.rank != rank);
                     if self.told.len() < told {
                         (self.turn, self.behind) = (None, (0, 0));
                     }
@@ -113,8 +122,8 @@ impl KeyLine {
                 }
                 Ok(Claim::Denied { after, is_certain }) => {
                     let after_ticks = patience_ticks(after);
-                    if terms.waiter.is_some() && pass.limiter.crew().is_some() && !pass.limiter.has_places() {
-                        self.note_told(pass, &wanted, asker);
+                    if bell.is_some() && !has_asked {
+                        self.note_told(pass, (rank, &wanted), asker);
                     }
                     if deadline <= now || is_certain && after_ticks > left {
                         self.send_away(pass, rank, after, out);
@@ -124,8 +133,8 @@ impl KeyLine {
                     self.ask_returned_at = now + pass.among_keys(ASKS_APART);
                     return;
                 }
-                Ok(Claim::Behind { ahead }) => {
-                    self.note_told(pass, &wanted, asker);
+                Ok(Claim::Behind { ahead, held }) => {
+                    self.note_told(pass, (rank, &wanted), asker);
                     if deadline <= now {
                         self.send_away(pass, rank, LOOK_AGAIN, out);
                         continue;
@@ -133,7 +142,13 @@ impl KeyLine {
                     let (before, since) = self.behind;
                     let since = if before == ahead + 1 { since } else { now };
                     (self.behind, self.turn) = ((ahead + 1, since), Some((LineTurn::behind(ahead), since)));
-                    self.ask_at = now.saturating_add(self.pause(pass, 0, false, horizon));
+                    let pause = self.pause_behind(pass, (ahead, now.saturating_sub(since)), held);
+                    self.ask_at = now.saturating_add(pause);
+                    if let (Some(bell), Some(own_for)) = (bell, held.own_for) {
+                        let until = now.saturating_add(own_for.min(life / 2 + life / 16));
+                        self.quiet = Some(Quiet { rank, bell, until });
+                        self.is_quiet(pass, rank);
+                    }
                     return;
                 }
                 Ok(Claim::Full { after }) => self.send_away(pass, rank, after, out),
