@@ -24,7 +24,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test quick quick-tools lint clippy format check types docs site playground bench bench-fleet instructions pictures fleet storm torture web foreign dist dist-all wheel lowest node queues packages c install \
+.PHONY: demo test quick quick-tools lint clippy format check types docs site playground bench bench-fleet instructions pictures fleet storm torture web foreign foreign-check dist dist-all wheel lowest node queues packages c install \
     uninstall members peers bench-tools bench-publish tools test-tools gone clean help
 
 VENV := target/venv
@@ -229,12 +229,16 @@ dist-all: $(VENV)/zig node
 	PATH="$(abspath $(VENV))/bin:$$PATH" node scripts/dist-all.mjs $(ONLY)
 	find $(DIST)/all -type f | sort
 
-$(VENV)/zig: scripts/requirements.txt | $(VENV)/ready
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r $<
+$(VENV)/zig: scripts/requirements.txt bindings/python/requirements-dev.txt | $(VENV)/lint
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r $< $$(grep -E '^maturin==' bindings/python/requirements-dev.txt)
 	touch $@
 
 foreign: $(VENV)/zig
 	$(PYTHON) scripts/foreign $(TARGET)
+
+# Says so if the cache has no compilers: it fetches nothing.
+foreign-check: $(VENV)/ready
+	$(PYTHON) scripts/foreign check
 
 # ---- what there is to do ----
 
@@ -319,7 +323,7 @@ pictures:
 	cargo run --quiet -p workglow-limit-bench --bin pictures docs/pictures
 
 # What needs no build comes first.
-check: test-tools lint clippy types docs instructions
+check: test-tools lint clippy types docs instructions foreign-check
 
 types: wheel node
 	$(VENV)/bin/mypy --strict bindings/python/python bindings/python/tests/typed.py \
