@@ -42,7 +42,7 @@ pub enum Claim {
     },
 }
 
-/// The place of a joint start that [has looked ahead](super::super::internal::Awaited::look_ahead).
+/// A far place that [has looked ahead](super::super::internal::Awaited::look_ahead).
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy)]
 pub struct Ahead {
