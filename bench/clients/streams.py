@@ -6,7 +6,7 @@ of their own. Each request reserves a quarter of its characters and its max_toke
 Utilisation: the tokens that the requests which reached the server in those windows really used, as a share of the tokens that the
 limit allows. Over the limit: a request started in [a, r]. a is the client's clock just before the call that admitted it (or the
 moment its place was ready); r is the server's when the request arrived. It is one clock, the machine's. "Over" is the most tokens
-that requests wholly in one window used, less the limit.
+that requests wholly in one window used, less the limit. Requests that arrive after the end are left out: see `results`.
 
 It needs workglow-limit, openai and anthropic: target/venv of `make test` has them.
 """
@@ -104,10 +104,17 @@ def measure(store, limit, seconds, windows, pace, processes=PROCESSES):
             server.communicate()
         lines = Path(folder, "arrivals.log").read_text().splitlines()
     came = [(a, r, tokens) for a, r, tokens, _ in (map(int, line.split()) for line in lines)]
+    return {"failed": sum(failed)} | results(came, end, limit, window, windows)
+
+
+def results(came, end, limit, window, windows):
+    """What the requests show that came before the processes ended. A stream that is cut off then is charged what its client has
+    received, while the server has counted all of it. So a process that ends later may start others at once."""
+    came = [(a, r, tokens) for a, r, tokens in came if r < end]
     first = min((r for _, r, _ in came), default=0)
     used = sum(tokens for _, r, tokens in came if r < first + windows * window)
     return {
-        "failed": sum(failed), "requests": len(came), "tokens": used, "utilisation": used / (limit * windows),
+        "requests": len(came), "tokens": used, "utilisation": used / (limit * windows),
         "over": most_in_any_window(came, window) - limit,
     }  # fmt: skip
 

@@ -180,7 +180,9 @@ impl Clock {
         // The monotonic clock is read first: a delay between the two readings makes the result earlier, not later.
         let monotonic = monotonic_ns();
         let now = raw_ns(self.manual.as_ref()).wrapping_sub(self.base());
-        monotonic.wrapping_add(tick.wrapping_mul(1_000).wrapping_sub(now))
+        let tick = tick.saturating_mul(1_000);
+        // That clock has no time before 0.
+        if tick >= now { monotonic.saturating_add(tick - now) } else { monotonic.saturating_sub(now - tick) }
     }
 }
 
@@ -260,5 +262,6 @@ mod tests {
         let clock = Clock::new(Clock::fresh_base(None), None);
         let tick = clock.now().floor;
         assert!(clock.to_monotonic_ns(tick) <= monotonic_ns());
+        assert_eq!(clock.to_monotonic_ns(1), 0, "a year before");
     }
 }

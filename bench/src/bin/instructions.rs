@@ -6,9 +6,8 @@
 use std::hint::black_box;
 use std::path::Path;
 use std::process::exit;
-use std::sync::Arc;
 use workglow_limit::observe::Observer;
-use workglow_limit::{Attempt, Limiter, Store};
+use workglow_limit::{Attempt, Charge, Limiter, Store};
 
 /// A multiple of eight, because a log moves its counter every eight starts.
 const CALLS: u64 = 800;
@@ -25,6 +24,11 @@ const COUNTED: &str = "1000000/1m";
 const FIXED: &str = "1000000/1m fixed";
 const JOBS: &str = "10 concurrent";
 const BOTH: &str = "4096/1m + 1000000000/1s burst 1000000000";
+
+/// One start is one request, some tokens, and one of its tenant's units: see [`joint`].
+const TWO: &str = "requests: 4096/1m + tokens: 100000000/1m";
+const THREE: &str = "requests: 4096/1m + tokens: 100000000/1m + tenant: 4096/1m";
+const TOKENS: u64 = 1_200;
 
 const NO_KEY: &str = "";
 const KEY: &str = "tenant-7";
@@ -56,6 +60,10 @@ const CASES: &[Case] = &[
     ("job", "memory", "concurrency", JOBS, NO_KEY),
     ("job", "memory", "concurrency key", JOBS, KEY),
     ("job", "memory", "composite", BOTH, NO_KEY),
+    ("joint", "memory", "two", TWO, NO_KEY),
+    ("joint", "memory", "three", THREE, KEY),
+    ("joint", "sqlite", "two", TWO, NO_KEY),
+    ("joint", "sqlite", "three", THREE, KEY),
     ("cold_key", "memory", "log", "100/1m", NO_KEY),
     ("cold_key", "memory", "bucket", "1/1h burst 100", NO_KEY),
     ("clock", "", "", "", NO_KEY),
@@ -93,7 +101,11 @@ fn main() {
         return clock();
     }
     let url = if store == "sqlite" { format!("sqlite:{directory}/limits.db") } else { format!("{store}:") };
-    let limiter = warm(&url, policy, key);
+    let limiter = Store::new(&url).unwrap().limiter("limit", policy).unwrap();
+    if method == "joint" {
+        return joint(&*limiter, key);
+    }
+    warm(&*limiter, policy, key);
     match method {
         "attempt" => attempt(&*limiter, key),
         "attempt_watched" => {
@@ -114,9 +126,8 @@ fn main() {
     }
 }
 
-/// A used limiter of a new store.
-fn warm(url: &str, policy: &str, key: &str) -> Arc<dyn Limiter> {
-    let limiter = Store::new(url).unwrap().limiter("limit", policy).unwrap();
+/// Uses a limiter of a new store.
+fn warm(limiter: &dyn Limiter, policy: &str, key: &str) {
     let weight = [(OPEN, 4_096), (SHORT, 4_096), (PART, 2_000)].iter().find(|of| of.0 == policy).map_or(0, |of| of.1);
     if weight > 0
         && let Attempt::Admitted(permit) = limiter.attempt(key, weight).unwrap()
@@ -129,7 +140,20 @@ fn warm(url: &str, policy: &str, key: &str) -> Arc<dyn Limiter> {
             limiter.complete(&permit).unwrap();
         }
     }
-    limiter
+}
+
+/// Joint starts that end, each with the writing of its charges: of a tenant, if there is a key.
+fn joint(limiter: &dyn Limiter, key: &str) {
+    let tokens = Charge::of("tokens").weight(TOKENS);
+    let of_tenant = [tokens, Charge::of("tenant").key(key)];
+    let charges = if key.is_empty() { &of_tenant[..1] } else { &of_tenant };
+    let start = || {
+        let joint = limiter.joint(NO_KEY, black_box(charges)).unwrap();
+        let Attempt::Admitted(permit) = limiter.attempt(&joint, 1).unwrap() else { panic!("it was denied") };
+        let _ = black_box(limiter.complete(&permit));
+    };
+    (0..CALLS).for_each(|_| start());
+    count(start);
 }
 
 fn attempt(limiter: &dyn Limiter, key: &str) {

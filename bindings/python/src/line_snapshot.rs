@@ -20,7 +20,7 @@ pub struct LineSnapshot {
 }
 
 /// A process that has units of a limit.
-#[pyclass(frozen, get_all, module = "workglow_limit")]
+#[pyclass(frozen, eq, get_all, module = "workglow_limit")]
 pub struct HolderSnapshot {
     /// The process. None: it is not in the list of processes, or the store is "memory:".
     process: Option<Py<ProcessSnapshot>>,
@@ -33,7 +33,7 @@ pub struct HolderSnapshot {
 }
 
 /// The first waiter of a line.
-#[pyclass(frozen, get_all, module = "workglow_limit")]
+#[pyclass(frozen, eq, get_all, module = "workglow_limit")]
 pub struct HeadSnapshot {
     /// Its process, as in HolderSnapshot.
     process: Option<Py<ProcessSnapshot>>,
@@ -50,12 +50,37 @@ pub struct HeadSnapshot {
 }
 
 /// How many callers of a process wait for a limit.
-#[pyclass(frozen, get_all, module = "workglow_limit")]
+#[pyclass(frozen, eq, get_all, module = "workglow_limit")]
 pub struct WaitingSnapshot {
     /// The process, as in HolderSnapshot.
     process: Option<Py<ProcessSnapshot>>,
     /// The number of its callers, for all keys of the limit together.
     callers: u64,
+}
+
+/// (What Python owns has no equality of its own.)
+fn of(process: &Option<Py<ProcessSnapshot>>) -> Option<&ProcessSnapshot> {
+    process.as_ref().map(Py::get)
+}
+
+impl PartialEq for HolderSnapshot {
+    fn eq(&self, other: &Self) -> bool {
+        let all = |one: &Self| (one.starts, one.units, one.cools_down);
+        of(&self.process) == of(&other.process) && all(self) == all(other)
+    }
+}
+
+impl PartialEq for HeadSnapshot {
+    fn eq(&self, other: &Self) -> bool {
+        let all = |one: &Self| (one.waits, one.units, one.priority, one.passed);
+        of(&self.process) == of(&other.process) && all(self) == all(other) && self.tenant == other.tenant
+    }
+}
+
+impl PartialEq for WaitingSnapshot {
+    fn eq(&self, other: &Self) -> bool {
+        of(&self.process) == of(&other.process) && self.callers == other.callers
+    }
 }
 
 impl LineSnapshot {
@@ -97,14 +122,14 @@ impl LineSnapshot {
 }
 
 /// A process, as Python writes it.
-fn shown(process: Option<&Py<ProcessSnapshot>>) -> String {
-    process.map_or_else(|| "None".to_owned(), |process| process.get().__repr__())
+fn shown(process: &Option<Py<ProcessSnapshot>>) -> String {
+    of(process).map_or_else(|| "None".to_owned(), ProcessSnapshot::__repr__)
 }
 
 #[pymethods]
 impl HolderSnapshot {
     fn __repr__(&self) -> String {
-        let (process, cools_down) = (shown(self.process.as_ref()), if self.cools_down { "True" } else { "False" });
+        let (process, cools_down) = (shown(&self.process), if self.cools_down { "True" } else { "False" });
         format!(
             "HolderSnapshot(process={process}, starts={}, units={}, cools_down={cools_down})",
             self.starts, self.units
@@ -115,7 +140,7 @@ impl HolderSnapshot {
 #[pymethods]
 impl HeadSnapshot {
     fn __repr__(&self) -> String {
-        let (process, passed) = (shown(self.process.as_ref()), if self.passed { "True" } else { "False" });
+        let (process, passed) = (shown(&self.process), if self.passed { "True" } else { "False" });
         let tenant = self.tenant.as_ref().map_or_else(|| "None".to_owned(), |tenant| format!("{tenant:?}"));
         format!(
             "HeadSnapshot(process={process}, waits={:?}, units={}, priority={}, tenant={tenant}, passed={passed})",
@@ -127,6 +152,6 @@ impl HeadSnapshot {
 #[pymethods]
 impl WaitingSnapshot {
     fn __repr__(&self) -> String {
-        format!("WaitingSnapshot(process={}, callers={})", shown(self.process.as_ref()), self.callers)
+        format!("WaitingSnapshot(process={}, callers={})", shown(&self.process), self.callers)
     }
 }

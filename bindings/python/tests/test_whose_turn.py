@@ -71,6 +71,10 @@ def test_of_two_processes(tmp_path):
     assert [(waiting.process.pid, waiting.callers) for waiting in seen.waiting] == [(other, 2), (own, 1)]
     # Callers are counted for all keys together.
     assert counts(unused) == (0, 0, 3)
+    assert seen.heads[0] == seen.heads[0] != seen.heads[1]
+    for one in holder, seen.heads[0], seen.waiting[0]:  # As all snapshots that can be compared.
+        with pytest.raises(TypeError, match="unhashable"):
+            hash(one)
     # Who is dead waits no more.
     assert counts(after) == (1, 1, 1)
     process = repr(holder.process)
@@ -87,10 +91,12 @@ def test_in_memory_no_process_waits_for_another():
 
     def look():
         until(lambda: counts(store.line("api", "k"))[2] == 1)
-        return store.line("api", "k")
+        return store.line("api", "k"), store.line("api", "k")
 
     with limiter.acquire("k", 2):
-        seen = while_waiting(limiter, [("k", 1)], look)
+        seen, again = while_waiting(limiter, [("k", 1)], look)
+    assert (seen.holders, seen.waiting) == (again.holders, again.waiting)
+    assert seen.holders != store.line("api", "k").holders
     assert [(holder.process, holder.units) for holder in seen.holders] == [(None, 2)]
     assert seen.heads == ()
     assert repr(seen.waiting) == "(WaitingSnapshot(process=None, callers=1),)"

@@ -66,6 +66,16 @@ impl Cells<'_> {
         }
     }
 
+    /// Returns when a place is ready now. When it was taken, others before it may have been places that counted until the end of
+    /// their grace. `None`: it is not here, or none of them gives a grace back.
+    pub fn ready_of(&self, place: StartId, ask: &Ask, clock: impl Fn() -> Now) -> Result<Option<Tick>, Sealed> {
+        match self {
+            Cells::Log(log) => log.ready_of(place, ask),
+            Cells::Slices(slices) => slices.ready_of(place, ask, clock),
+            Cells::Meter(_) | Cells::Counter(_) | Cells::Leases(_) | Cells::Grants(_) => Ok(None),
+        }
+    }
+
     /// Returns how many of the units handed out up to this mark (`Taken::end`) are missing from the ledger.
     #[inline(always)]
     pub fn unwritten(&self, end: u64, now: Now) -> u64 {

@@ -67,6 +67,8 @@
 //!    caller that computed `ready` from the larger stamp starts later than it has to, never earlier.
 //! 4. The other slots of a heavy start follow one by one. If the process dies in between, they count for longer.
 //! 5. The stamp is part of the identity of a start. So a copy of the place no longer leads to the start.
+//! 6. `ready` is not. It may be computed again ([`Log::ready_of`]), and is earlier if those that it was computed from have started
+//!    since. No stamp becomes later, in the ticket's own lap or in a later one. So the place may start then, by Correctness 5.
 //!
 //! # Small rings
 //!
@@ -796,6 +798,34 @@ impl<'a> Log<'a> {
             }
             Err(now) if now & SEAL != 0 => Err(Sealed),
             Err(_) => gone(),
+        }
+    }
+
+    /// Returns when a place is ready now. When it was taken, places before it counted from the end of their grace; those that have
+    /// started since gave the rest of it back. It may be later than before, if later starts have overwritten these. `None`: it is no
+    /// longer a place here, or what it waits for may be forgotten.
+    pub fn ready_of(&self, place: StartId, ask: &Ask) -> Result<Option<Tick>, Sealed> {
+        let most = ask.windows.iter().map(|window| window.limit).max().unwrap_or(0);
+        loop {
+            let Tail { ticket: h, was, .. } = self.tail()?;
+            let cleared = self.cleared.load(Acquire);
+            let is_known = |ticket: u64| {
+                let word = self.slot(ticket).load(Acquire);
+                let is_place = state_of(word) == PLACE && self.known(ticket, word) == place;
+                let oldest = ticket.wrapping_add(place.weight - 1).wrapping_sub(most);
+                is_place && (cleared == 0 || oldest as i64 >= cleared as i64 - 1)
+            };
+            let found = self.find(place, h).filter(|&ticket| is_known(ticket));
+            // (A small ring may be overwritten where it looks: then it is later.)
+            let ready = found.map(|ticket| match self.holds() {
+                true => self.ready::<true>(ticket, cleared, ask),
+                false => self.ready_elsewhere(ticket, cleared, ask),
+            });
+            // (3) Then what was read belongs to tickets before `h`.
+            if self.slot(h).load(Acquire) == was {
+                self.is_alive()?;
+                return Ok(ready);
+            }
         }
     }
 

@@ -512,6 +512,30 @@ fn the_rest_of_a_grace_is_given_back_and_no_more() {
     });
 }
 
+/// A place waits for another one, which starts early meanwhile: it may start a window after that, and no sooner.
+#[test]
+fn a_place_is_ready_a_window_after_what_it_waits_for() {
+    model(|| {
+        let cells = Cells::new(4);
+        let windows = [Window { limit: 1, length: W }];
+        let ask = Ask { reserve: true, patience: 9 * W, grace: W / 2, ..Ask::now(&windows, 1, 0) };
+        let [(first, _), (second, before)] = [(); 2].map(|()| {
+            let answer = cells.log().claim(&ask, || cells.now()).unwrap();
+            let taken = answer.taken.unwrap();
+            (StartId { ticket: taken.ticket, stamp: taken.stamp, weight: 1 }, answer.ready)
+        });
+        let now = cells.now();
+        let other = cells.clone();
+        let presenter = thread::spawn(move || other.log().present(first, W, now).unwrap().unwrap());
+        let ready = cells.log().ready_of(second, &ask).unwrap().unwrap();
+        cells.wait_until(ready);
+        let started = cells.log().present(second, W, cells.now()).unwrap().unwrap();
+        let first = presenter.join().unwrap();
+        assert!((first + W..=before).contains(&ready) && started >= ready, "{first}: {ready}, {started}");
+        assert_eq!(cells.left(1), 0);
+    });
+}
+
 /// A caller that helps a dead claimant, and sleeps for a lap, overwrites nothing.
 #[test]
 fn a_helper_that_sleeps_for_a_lap_undoes_no_start() {

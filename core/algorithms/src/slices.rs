@@ -50,6 +50,10 @@
 //!    started. Statement 5 holds for later admissions: where it matters whether the start counts, the end of that slice
 //!    is no earlier than the start. A process that dies in between, or finds an entry gone or its units not there,
 //!    leaves the start in a later slice. In other lives the entries have other numbers.
+//! 8. *A place may become ready sooner* ([`Slices::ready_of`]): as soon as the slices up to its own that have not left the window
+//!    hold at most `limit` units, including it. So statement 5 holds for it. The units up to its slice are read twice, and are the
+//!    same: what moves by 7 from beyond it in between is not missed. (What was claimed later waits for the same slices to leave, but a
+//!    recorded start waits for nothing.)
 //!
 //! A *place*, a start in the future, is a claim in the slice in which its grace ends. Units cannot be distinguished. So
 //! the holder of the place has to ensure that it is used once. Whether it still counts is known by the log's *era*,
@@ -385,6 +389,34 @@ impl<'a> Slices<'a> {
         let (from, to) = (scale.slice_of(place.stamp), scale.slice_of(now.ceil));
         let is_at = self.move_back(head, from, to, place.weight);
         Ok(Some(if is_at < from { scale.end_of(is_at) } else { place.stamp }))
+    }
+
+    /// Returns when a place is ready now: those that it waits for may have moved since it was taken. `None`: it does not count here.
+    pub fn ready_of(&self, place: StartId, ask: &Ask, clock: impl Fn() -> Now) -> Result<Option<Tick>, Sealed> {
+        let Window { limit, length } = one(ask);
+        let scale = self.scale(length);
+        let mut tries = Tries::default();
+        loop {
+            tries.again()?;
+            let seen = self.look(&scale, &clock)?;
+            let slice = scale.slice_of(place.stamp);
+            // The units up to its slice.
+            let units = match slice < seen.slice {
+                true => {
+                    Some(self.entry(slice + 1).load(Acquire)).filter(|next| slice_in(*next) == slice + 1).map(units_in)
+                }
+                false => (slice == seen.slice).then_some(seen.units),
+            };
+            let left = units.and_then(|units| self.left_at(&scale, &Seen { slice, units, ..seen }, limit));
+            let is_same = || {
+                let next = self.entry(slice + 1).load(Acquire);
+                slice >= seen.slice || slice_in(next) == slice + 1 && Some(units_in(next)) == units
+            };
+            // (8)
+            if self.still_is(&seen) && (units.is_none() || is_same()) {
+                return Ok(left.map(|left| left.max(self.gate(&scale, ask))));
+            }
+        }
     }
 
     /// Moves this many units, which were started at slice `to`, from slice `from` to that slice, or to one as early as

@@ -290,6 +290,31 @@ fn the_rest_of_a_grace_is_given_back_and_no_more() {
     });
 }
 
+/// A place waits for another one, which starts early meanwhile: it may start a window after that, and no sooner.
+#[test]
+fn a_sliced_place_is_ready_a_window_after_what_it_waits_for() {
+    model(|| {
+        let cells = Cells::new();
+        let windows = [Window { limit: 1, length: W }];
+        let place = |grace| {
+            let ask = Ask { reserve: true, patience: 2 * W, grace, ..Ask::now(&windows, 1, 0) };
+            let answer = cells.log().claim(&ask, || cells.now()).unwrap();
+            let taken = answer.taken.unwrap();
+            (StartId { ticket: taken.ticket, stamp: taken.stamp, weight: 1 }, answer.ready)
+        };
+        let ((first, _), (second, before)) = (place(2 * D), place(0));
+        let now = cells.now();
+        let other = cells.clone();
+        let presenter = thread::spawn(move || other.log().present(first, W, now).unwrap().unwrap());
+        let ready = cells.log().ready_of(second, &Ask::now(&windows, 1, 0), || cells.now()).unwrap().unwrap();
+        cells.time.fetch_max(ready, Relaxed);
+        assert!(cells.log().present(second, W, cells.now()).unwrap().is_some());
+        presenter.join().unwrap();
+        assert!((now.ceil + W..=before).contains(&ready), "{now:?}: {ready}, {before}");
+        assert_eq!(cells.claim(1, 1, 0).unwrap(), None);
+    });
+}
+
 /// A caller that stalls between starting and giving the rest back takes nothing from the next life.
 #[test]
 fn the_rest_of_a_grace_does_not_survive_a_rebuild() {
@@ -308,5 +333,30 @@ fn the_rest_of_a_grace_does_not_survive_a_rebuild() {
         // Whether or not it has started, it counts.
         let left = (0..).take_while(|_| cells.claim(2, 1, 0).unwrap().is_some()).count();
         assert_eq!(left, 1, "started: {}", presenter.join().unwrap());
+    });
+}
+
+/// A place looks when it is ready, while a recorded start, which waits for nothing, moves to an earlier slice: the place is not
+/// ready before those that it waits for have left the window.
+#[test]
+fn a_recorded_start_that_moves_makes_no_place_ready_too_soon() {
+    model(|| {
+        let cells = Cells::new();
+        let windows = [Window { limit: 2, length: W }];
+        let place = |weight, grace| {
+            let ask = Ask { reserve: true, patience: 3 * W, grace, ..Ask::now(&windows, weight, 0) };
+            let taken = cells.log().claim(&ask, || cells.now()).unwrap().taken.unwrap();
+            StartId { ticket: taken.ticket, stamp: taken.stamp, weight }
+        };
+        let (first, second, _third) = (place(2, D), place(1, 0), place(1, D));
+        let other = cells.clone();
+        let recorded = thread::spawn(move || {
+            let windows = [Window { limit: 2, length: W }];
+            let ask = Ask { force: true, ..Ask::now(&windows, 1, 0) };
+            other.log().claim(&ask, || other.now()).unwrap();
+        });
+        let ready = cells.log().ready_of(second, &Ask::now(&windows, 1, 0), || cells.now()).unwrap().unwrap();
+        recorded.join().unwrap();
+        assert!(ready >= first.stamp + W, "ready at {ready}, but the first may start until {}", first.stamp);
     });
 }

@@ -268,8 +268,8 @@ pub trait Awaited: Quiet {
     /// Starts with a place: as `present`, without its counting.
     fn start(&self, place: &RawPermit) -> Result<Presented>;
 
-    /// Takes, for a joint start that waits with a place, the places that it will need elsewhere at that moment. `None`: it
-    /// needs none.
+    /// Looks when a line's place is ready: sooner than when it was taken, if starts before it have given back the rest of their grace.
+    /// For a joint start, it also takes the places that it will need elsewhere at that moment. `None`: it need not be asked.
     fn look_ahead(&self, _place: &RawPermit) -> Result<Option<Ahead>> {
         Ok(None)
     }

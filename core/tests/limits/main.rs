@@ -31,6 +31,7 @@ mod others;
 mod places;
 mod policies;
 mod pools;
+mod queued;
 mod reference;
 mod remembering;
 mod slowest;

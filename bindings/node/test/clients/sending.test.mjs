@@ -124,7 +124,7 @@ for (const [client, make] of Object.entries(clients)) {
   test(`${client}: a request that never arrived costs nothing, and one that may have arrived does`, async (t) => {
     const limiter = rate(3);
     const send = make(limiter, {}, t);
-    await assert.rejects(send(`http://127.0.0.1:${await deadPort()}/`));
+    await assert.rejects(send(`http://127.0.0.1:${await deadPort(t)}/`));
     await assert.rejects(send("http://no-such-host.invalid/"));
     await until(() => left(limiter) === 3);
     const { url } = await serve(t, (request, response) => response.destroy());

@@ -2,6 +2,7 @@
 
 import { once } from "node:events";
 import http from "node:http";
+import net from "node:net";
 
 /** Serves on a free port until the test ends. `answer(request, response, body)` responds; requests are recorded in `arrivals`. */
 export async function serve(t, answer = (request, response) => response.end("fine")) {
@@ -23,14 +24,15 @@ export async function serve(t, answer = (request, response) => response.end("fin
   return { url: `http://127.0.0.1:${server.address().port}`, port: server.address().port, arrivals, close: () => server.close() };
 }
 
-/** Returns a port on which no server listens. */
-export async function deadPort() {
-  const server = http.createServer().listen(0, "127.0.0.1");
+/** Returns a port on which no server listens: that of a client, so nobody else can get it until the test ends. */
+export async function deadPort(t) {
+  const server = net.createServer().listen(0, "127.0.0.1");
   await once(server, "listening");
-  const { port } = server.address();
+  const client = net.connect(server.address().port, "127.0.0.1");
+  const [[accepted]] = await Promise.all([once(server, "connection"), once(client, "connect")]);
+  t.after(() => [client, accepted].forEach((socket) => socket.destroy()));
   server.close();
-  await once(server, "close");
-  return port;
+  return client.localPort;
 }
 
 /**

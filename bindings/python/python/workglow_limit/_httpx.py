@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
 from ._sending import Body, Routed, changed, run
@@ -139,12 +139,18 @@ class AsyncStream:
         self._stream, self._body = stream, body
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        pieces = aiter(self._stream)
         try:
-            async for chunk in self._stream:
+            async for chunk in pieces:
                 self._body.feed(chunk)
                 yield chunk
         except BaseException:
-            await self._body.finish(False)
+            try:
+                # A loop does so later, for generators that nobody has closed, or never.
+                if isinstance(pieces, AsyncGenerator):
+                    await pieces.aclose()
+            finally:
+                await self._body.finish(False)
             raise
         await self._body.finish(True)
 

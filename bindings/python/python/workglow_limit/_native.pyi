@@ -715,6 +715,10 @@ class HolderSnapshot:
     def cools_down(self) -> bool:
         """Whether the starts have ended, and their units are free after the limit's cooldown."""
 
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    __hash__: None  # type: ignore[assignment]
+
 @final
 class HeadSnapshot:
     """The first waiter of a line."""
@@ -744,6 +748,10 @@ class HeadSnapshot:
     def passed(self) -> bool:
         """Whether it is passed, because its process does not run."""
 
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    __hash__: None  # type: ignore[assignment]
+
 @final
 class WaitingSnapshot:
     """How many callers of a process wait for a limit."""
@@ -755,6 +763,10 @@ class WaitingSnapshot:
     @property
     def callers(self) -> int:
         """The number of its callers, for all keys of the limit together."""
+
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    __hash__: None  # type: ignore[assignment]
 
 @final
 class GrantSnapshot:

@@ -75,3 +75,11 @@ def test_streams_use_no_more_tokens_than_the_limit():
         if found["tokens"]:
             return
     pytest.fail("no request arrived")
+
+
+def test_what_streams_start_after_their_end_is_not_counted():
+    """A process cuts its streams off at the end, and another that is late starts with the tokens that these give back."""
+    second = 1_000_000_000
+    came = [(1 * second, 2 * second, 600), (9 * second, 10 * second - 1, 600), (10 * second, 10 * second, 572)]
+    found = streams.results(came, end=10 * second, limit=1_000, window=2 * second, windows=5)
+    assert (found["requests"], found["tokens"], found["over"]) == (2, 1_200, -400)

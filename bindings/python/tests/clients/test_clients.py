@@ -575,6 +575,34 @@ def test_a_request_cancelled_while_reading_ends_its_permit(server):
 
 
 @pytest.mark.parametrize("module", [httpx, httpx2], ids=["httpx", "httpx2"])
+def test_a_stream_whose_reader_ends_is_ended_at_once(module):
+    kind = AsyncLimitedTransport if module is httpx else workglow_limit.httpx2.AsyncLimitedTransport
+    one, ended = ConcurrencyLimiter(1), []
+
+    class Pieces(module.AsyncByteStream):
+        async def __aiter__(self):
+            try:
+                yield b"first "
+                yield b"last"
+            finally:
+                ended.append(one.peek().remaining)
+
+    class Answers(module.AsyncBaseTransport):
+        async def handle_async_request(self, request):
+            return module.Response(200, stream=Pieces())
+
+    async def main():
+        transport = kind(one, transport=Answers())
+        response = await transport.handle_async_request(module.Request("GET", "http://api.example/"))
+        pieces = aiter(response.stream)
+        assert await anext(pieces) == b"first "
+        await pieces.aclose()
+        assert (ended, one.peek().remaining) == ([0], 1)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("module", [httpx, httpx2], ids=["httpx", "httpx2"])
 def test_in_trio(module, server, rate):
     """Requests wait, heed the server and are retried. A request that is cancelled in a wait holds nothing."""
     kind = AsyncLimitedTransport if module is httpx else workglow_limit.httpx2.AsyncLimitedTransport

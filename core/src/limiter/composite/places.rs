@@ -22,6 +22,9 @@
 //! 4. It looks again when half of the difference is over, or a 32nd of its wait, if that takes longer: at most 22 times until
 //!    its wait is half as long, even if two queues keep a small difference.
 //!
+//! 5. Starts before a place may have been places themselves when it was taken, and counted from the end of their grace. So at each
+//!    look its moment is computed again, if it is the only one. Otherwise each window of a queue was longer by a grace.
+//!
 //! So places at several children are ready at the same moment, and their turns are used. If a child without places denies, or
 //! one whose queue is full, the place is kept: what it waits for ends without it. A place that became late counts for one
 //! window, as a start would.
@@ -103,9 +106,26 @@ impl<'a> Presentation<'a> {
         !self.charges.named.is_empty()
     }
 
-    /// Takes places at the children that will deny when its own is ready. Returns how long not to look again; `None`: it
+    /// Looks when its places are ready, and whether other children will deny then. Returns how long not to look again; `None`: it
     /// need not.
     fn look_ahead(&mut self) -> Result<Option<Duration>> {
+        let again = self.look_again()?;
+        let queues = if self.is_joint() { self.look_at_queues()? } else { None };
+        Ok(again.into_iter().chain(queues).min())
+    }
+
+    /// Looks when its place is ready, which may be sooner. (Several have to stay near each other, or the soonest would be late.)
+    fn look_again(&mut self) -> Result<Option<Duration>> {
+        let [part] = self.held.as_mut_slice() else { return Ok(None) };
+        // (5)
+        let Some(ahead) = self.children[part.child].look_ahead(&part.permit)? else { return Ok(None) };
+        part.permit = ahead.place;
+        Ok(ahead.again)
+    }
+
+    /// Takes places at the children that will deny when its own is ready. Returns how long not to look again; `None`: it
+    /// need not.
+    fn look_at_queues(&mut self) -> Result<Option<Duration>> {
         for _ in 0..self.children.len() {
             match self.look_ahead_once()? {
                 // (3)

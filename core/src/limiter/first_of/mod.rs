@@ -7,7 +7,7 @@ use super::composite::group::{Group, MOST, behind_group, nested_in_group};
 use super::composite::out::{Out, Part, State};
 use super::composite::{by_parts, complete_at, settle_at};
 use super::internal::{Awaited, Nested, OwnedCharge, Quiet, When};
-use super::line::{Claim, Terms};
+use super::line::{Ahead, Claim, Terms};
 use super::{Attempt, Limiter, Places, Presented, Reserved, unsupported};
 use crate::charges::{Charge, JointKey, Split};
 use crate::decision::Decision;
@@ -332,6 +332,10 @@ impl Awaited for FirstOfLimiter {
             Presented::Wait { place, after } => Presented::Wait { place: self.renumbered(&place), after },
             started => started,
         })
+    }
+
+    fn look_ahead(&self, place: &RawPermit) -> Result<Option<Ahead>> {
+        self.do_look_ahead(place)
     }
 
     fn soonest(&self, key: &str, units: u64) -> Duration {

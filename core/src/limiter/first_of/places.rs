@@ -16,6 +16,7 @@ pub(super) use crate::limiter::composite::out::Wish;
 use crate::limiter::composite::out::{Part, State};
 use crate::limiter::composite::text::{self, Asked};
 use crate::limiter::internal::{Nested, When};
+use crate::limiter::line::Ahead;
 use crate::limiter::{Attempt, Limiter, Presented, Reserved, unsupported};
 use crate::permit::{RawPermit, unreadable};
 use crate::waiting::MayWait;
@@ -94,6 +95,25 @@ impl FirstOfLimiter {
                 }
             }
         })
+    }
+
+    /// Lets a place look ahead at its alternative.
+    pub(super) fn do_look_ahead(&self, place: &RawPermit) -> Result<Option<Ahead>> {
+        let mut again = None;
+        let seen = self.group.present(
+            place,
+            |wish, when| self.reserve_for(wish, when),
+            |_, held| {
+                let [part] = held.as_mut_slice() else { return Err(gone()) };
+                let child = &self.group.all()[part.child];
+                if let Some(ahead) = child.look_ahead(&part.permit)? {
+                    (part.permit, again) = (ahead.place, ahead.again);
+                }
+                Ok(Some(child.ready_in(&part.permit).unwrap_or_default()))
+            },
+        )?;
+        let Presented::Wait { place, after } = seen else { return Ok(None) };
+        Ok(Some(Ahead { place, after, again }))
     }
 
     /// Gives a place another number.

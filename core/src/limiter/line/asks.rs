@@ -58,7 +58,7 @@ pub struct Held {
     pub own_for: Option<Tick>,
 }
 
-/// The place of a joint start that [has looked ahead](super::super::internal::Awaited::look_ahead).
+/// A far place that [has looked ahead](super::super::internal::Awaited::look_ahead).
 #[doc(hidden)]
 #[derive(Debug, Clone, Copy)]
 pub struct Ahead {

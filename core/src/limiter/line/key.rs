@@ -71,7 +71,7 @@ pub(super) struct KeyLine {
     returned: u64,
     /// When to ask for a start elsewhere than at the place that is held; `None`: never.
     look_elsewhere_at: Option<Tick>,
-    /// When the joint start at the first place looks ahead; `None`: it need not.
+    /// When the first place looks ahead; `None`: it need not.
     look_ahead_at: Option<Tick>,
     /// The recent lateness of this line in presenting places, in ticks.
     late: Tick,

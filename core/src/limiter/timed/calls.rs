@@ -4,7 +4,7 @@ use super::{InStore, Timed};
 use crate::error::{Error, Result};
 use crate::hash::Hash;
 use crate::limiter::internal::{Awaited, Nested, Quiet};
-use crate::limiter::line::{Claim, First, LineTurn, Shown, Terms};
+use crate::limiter::line::{Ahead, Claim, First, LineTurn, Shown, Terms};
 use crate::limiter::{Limiter, Places, Presented};
 use crate::permit::RawPermit;
 use crate::state::STORE_AGAIN;
@@ -108,6 +108,10 @@ impl<T: InStore> Awaited for T {
     fn start(&self, place: &RawPermit) -> Result<Presented> {
         let started = || self.timed().own(place).and_then(|place| self.timed().do_start(&place));
         self.timed().limit.or_instead(started, |is_admitted| self.timed().instead_of_a_place(place, is_admitted))
+    }
+
+    fn look_ahead(&self, place: &RawPermit) -> Result<Option<Ahead>> {
+        self.timed().own(place).and_then(|place| self.timed().do_look_ahead(&place)).map(Some)
     }
 
     fn soonest(&self, key: &str, units: u64) -> Duration {

@@ -7,7 +7,7 @@ use crate::decision::LOOK_AGAIN;
 use crate::error::Result;
 use crate::hash::Hash;
 use crate::limiter::internal::When;
-use crate::limiter::line::{Claim, First, HORIZON, LineTurn, Lines, NEAR, Room, Shown, Terms, is_awaited};
+use crate::limiter::line::{Ahead, Claim, First, HORIZON, LineTurn, Lines, NEAR, Room, Shown, Terms, is_awaited};
 use crate::limiter::{Presented, Reserved};
 use crate::permit::{MAX_GRACE, RawPermit, TimedPermit};
 use crate::policy::{self, Shape};
@@ -218,6 +218,30 @@ impl Timed {
         let stamp = ready.saturating_add(grace);
         let lane = found.home().instance as u16;
         self.raw(TimedPermit { weight, ticket: u64::MAX, stamp, ready, key: found.hash.0, grace, lane })
+    }
+
+    /// Looks when a place is ready now. It is known once what starts a window before it has started, or was too late: when less than
+    /// half of a window is left.
+    pub(super) fn do_look_ahead(&self, place: &TimedPermit) -> Result<Ahead> {
+        let now = self.limit.home()?.clock.now().floor;
+        // Where units are free, it is ready now, and not since the beginning of time: starts tell when they were ready.
+        let ready = self.ready_now(place)?.map_or(place.ready, |ready| place.ready.min(ready.max(now)));
+        let left = ready.saturating_sub(now);
+        let is_far = left > self.limit.table_of(Hash(place.key))?.policy.shortest() / 2;
+        let place = self.raw(TimedPermit { ready, ..*place });
+        Ok(Ahead { place, after: from_ticks(left), again: is_far.then_some(from_ticks(left / 2)) })
+    }
+
+    fn ready_now(&self, place: &TimedPermit) -> Result<Option<Tick>> {
+        if self.limit.is_served() || is_granted_place(place.ticket) {
+            return Ok(None);
+        }
+        let (hash, start) = known(place);
+        let ready = self.limit.with_known(hash, |found| {
+            let ask = Ask::now(found.table.windows.as_slice(), start.weight, found.gate);
+            Ok(found.cells().ready_of(start, &ask, || found.home().clock.now())?)
+        });
+        ready.map(Option::flatten)
     }
 
     /// Starts with a place, if it is ready and valid.

@@ -1,4 +1,4 @@
-//! Looking ahead: the joint start at the first place takes the other places that it will need.
+//! Looking ahead: a far place becomes ready sooner, and a joint start takes the other places that it will need.
 
 use super::held::HeldPlace;
 use super::{KeyLine, Pass};
@@ -7,7 +7,7 @@ use crate::limiter::line::Ahead;
 use crate::time::patience_ticks;
 
 impl KeyLine {
-    /// Lets the joint start at the first place take the other places that it will need.
+    /// Lets the first place look ahead.
     pub(super) fn look_ahead(&mut self, pass: &Pass) {
         let now = pass.now();
         if self.look_ahead_at.is_none_or(|at| now < at) || self.places.front().is_none_or(|first| first.ready <= now) {
@@ -20,8 +20,11 @@ impl KeyLine {
         match seen {
             Ok(Some(Ahead { place: same, after, again })) => {
                 self.look_ahead_at = again.map(|again| now.saturating_add(patience_ticks(again).max(1)));
-                // No sooner than it was told to come back: another limit may have no free units until then.
-                (place, ready) = (same, ready.max(now.saturating_add(patience_ticks(after))));
+                place = same;
+                // If it is ready already, another limit had no free units, and it was told when to come back.
+                if !after.is_zero() {
+                    ready = now.saturating_add(patience_ticks(after));
+                }
             }
             // At the next pass, which may wait.
             Err(Error::WouldWait) => {}

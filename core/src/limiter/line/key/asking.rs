@@ -116,7 +116,9 @@ impl KeyLine {
                     if self.places.is_empty() {
                         (self.look_sooner_at, self.ask_sooner_at) = (now + LOOK_SOONER, now + LOOK_SOONER);
                         self.look_elsewhere_at = pass.limiter.may_start_elsewhere().then(|| now + self.poll(pass));
-                        self.look_ahead_at = self.is_joint.then_some(now);
+                        let (left, is_joint) = (patience_ticks(after), self.is_joint);
+                        self.look_ahead_at =
+                            (is_joint || left > window / 2).then_some(if is_joint { now } else { now + left / 2 });
                     }
                     self.hold(place, wanted, after, (now, pass.now()));
                 }

@@ -48,6 +48,7 @@ impl KeyLine {
                 }
                 Ok(Presented::Wait { place: fresh, after }) => {
                     self.hold(fresh, wanted, after, (now, pass.now()));
+                    self.look_ahead_at = self.is_joint.then_some(now);
                     self.send_away_the_late(pass, now, out);
                 }
                 Err(Error::WouldWait) => {
