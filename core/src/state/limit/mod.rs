@@ -589,15 +589,17 @@ impl Limit {
         }
         let busy = if MayWait::here() == MayWait::UntilTimeout { Busy::Long } else { Busy::Briefly };
         let rests = bound.rests(busy) && !MayWait::outlasts();
-        let at_once = |home: &Locked, _, table: &Table| home.mend_key(table, hash, weight, true);
+        let try_once = |home: &Locked, _, table: &Table| home.mend_key(table, hash, weight, must_not_wait);
         let grown = match must_not_wait || rests {
-            true => MayWait::BrieflyHere.during(|| self.with_table_for(Duration::ZERO, at_once)),
+            true => MayWait::BrieflyHere.during(|| self.with_table_for(Duration::ZERO, try_once)),
             false => self.search_and_grow(hash, weight),
         };
         match grown {
             Ok(true) => Ok(()),
             // Another thread may wait and search.
             Ok(false) | Err(Error::StoreTimeout { .. }) if must_not_wait => Err(Error::WouldWait),
+            // (Without a search.)
+            Ok(false) if rests => Err(full()),
             Ok(false) => {
                 found.into_iter().for_each(|found| block(found).set_stuck(found.life, IN_VAIN_MS));
                 Err(full())
