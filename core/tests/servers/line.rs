@@ -9,7 +9,7 @@ use std::time::Duration;
 use workglow_limit::embed::{Joined, Line, MayWait, Outcome, Seat, Step, Waiter};
 use workglow_limit::*;
 
-const MOMENT: Duration = Duration::from_millis(1);
+pub const MOMENT: Duration = Duration::from_millis(1);
 
 /// So long a waiter is known that does not ask.
 const KNOWN: Duration = Duration::from_millis(300);
@@ -17,16 +17,16 @@ const KNOWN: Duration = Duration::from_millis(300);
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
 
 /// Three processes that wait for one key of a limit.
-struct Fleet {
-    clock: ManualClock,
-    limiters: [Arc<dyn Limiter>; 3],
-    lines: [Line; 3],
+pub struct Fleet {
+    pub clock: ManualClock,
+    pub limiters: [Arc<dyn Limiter>; 3],
+    pub lines: [Line; 3],
     /// The starts that have not ended, and whose they are.
-    held: Vec<(usize, RawPermit)>,
+    pub held: Vec<(usize, RawPermit)>,
 }
 
 impl Fleet {
-    fn new(server: &Server, policy: &str) -> Fleet {
+    pub fn new(server: &Server, policy: &str) -> Fleet {
         let clock = ManualClock::new();
         let limiters = std::array::from_fn(|_| {
             let mut options = StoreOptions::default();
@@ -40,7 +40,7 @@ impl Fleet {
         Fleet { clock, limiters, lines, held: Vec::new() }
     }
 
-    fn take(&mut self, process: usize, weight: u64) -> bool {
+    pub fn take(&mut self, process: usize, weight: u64) -> bool {
         match self.limiters[process].attempt("key", weight).unwrap() {
             Attempt::Admitted(permit) => self.held.push((process, permit)),
             Attempt::Denied(after) => {
@@ -52,7 +52,7 @@ impl Fleet {
     }
 
     /// Adds a waiter, a moment after the last one.
-    fn join(&mut self, process: usize, waiter: Waiter<'_>) -> u64 {
+    pub fn join(&mut self, process: usize, waiter: Waiter<'_>) -> u64 {
         self.clock.advance(MOMENT);
         match self.lines[process].join(waiter).unwrap() {
             Joined::Waiting(id) => id,
@@ -61,7 +61,7 @@ impl Fleet {
     }
 
     /// The processes ask in this order. Returns who has started.
-    fn ask(&mut self, order: &[usize]) -> Vec<(usize, u64)> {
+    pub fn ask(&mut self, order: &[usize]) -> Vec<(usize, u64)> {
         let mut started = Vec::new();
         for &process in order {
             self.lines[process].wake(None);
@@ -71,7 +71,7 @@ impl Fleet {
     }
 
     /// A process does what is due. Returns who has started.
-    fn advance(&mut self, process: usize) -> Vec<(usize, u64)> {
+    pub fn advance(&mut self, process: usize) -> Vec<(usize, u64)> {
         let (mut over, mut started) = (Vec::new(), Vec::new());
         self.lines[process].advance(&mut over);
         for (id, outcome) in over {
@@ -85,13 +85,13 @@ impl Fleet {
         started
     }
 
-    fn end(&mut self) {
+    pub fn end(&mut self) {
         let (process, permit) = self.held.remove(0);
         self.limiters[process].complete(&permit).unwrap();
     }
 }
 
-fn waiter() -> Waiter<'static> {
+pub fn waiter() -> Waiter<'static> {
     Waiter::new("key", 1)
 }
 
@@ -306,36 +306,6 @@ fn who_has_all_units_asks_for_its_waiters_when_one_of_them_ends() {
         let step = seat.step(&*fleet.limiters[0]).unwrap();
         let Step::Admitted(permit) = step else { panic!("{step:?}") };
         fleet.limiters[0].complete(&permit).unwrap();
-    }
-}
-
-/// A line behind another one once asked every 2 to 16 ms, whatever jobs last.
-#[test]
-fn lines_ask_as_often_as_units_may_be_free() {
-    for server in Server::each("line-asks") {
-        let mut fleet = Fleet::new(&server, "1 concurrent lease 1m");
-        assert!(fleet.take(0, 1));
-        fleet.join(0, waiter());
-        let last = fleet.join(1, waiter());
-        for _ in 0..8 {
-            assert_eq!(fleet.ask(&[0, 1]), []);
-            fleet.clock.advance(10 * MOMENT);
-        }
-        let next = |fleet: &Fleet| fleet.lines[1].next().unwrap();
-        assert_eq!(fleet.ask(&[1]), []);
-        assert!(next(&fleet) >= 30 * MOMENT, "the job has lasted 80 ms: {:?}", next(&fleet));
-        fleet.end();
-        assert_eq!(fleet.ask(&[0, 1]).len(), 1);
-        // It is first now, and the job of the other one has just begun.
-        let pause = next(&fleet);
-        assert!(pause >= 20 * MOMENT && pause <= 64 * MOMENT, "{pause:?}");
-        for _ in 0..8 {
-            fleet.clock.advance(10 * MOMENT);
-            assert_eq!(fleet.ask(&[1]), []);
-        }
-        assert!(next(&fleet) <= 20 * MOMENT, "the job is about to end: {:?}", next(&fleet));
-        fleet.end();
-        assert_eq!(fleet.ask(&[1]), [(1, last)]);
     }
 }
 

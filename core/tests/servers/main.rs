@@ -25,4 +25,5 @@ mod losses;
 mod postgres;
 mod renaming;
 mod sharing;
+mod silent;
 mod watching;

@@ -581,7 +581,7 @@ impl Awaited for ConcurrencyLimiter {
                     let after = seen.retry_after();
                     let is_certain = seen.is_closed() || seen.ahead == 0 && Self::is_certain(found, after);
                     let denied = || match terms.waiter {
-                        Some(_) if !is_certain => Claim::Behind { ahead: seen.ahead, held: seen.held() },
+                        Some(_) if !is_certain => Claim::Behind { ahead: seen.ahead, own_for: seen.own_for() },
                         _ => Claim::Denied { after, is_certain },
                     };
                     return Ok(permit.map_or_else(denied, Claim::Started));

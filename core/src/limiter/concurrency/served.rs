@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::fork::jitter;
 use crate::hash::Hash;
 use crate::hooks::{Event, Happening};
-use crate::limiter::line::{Asker, Held, Terms};
+use crate::limiter::line::{Asker, Terms};
 use crate::permit::{LeasePermit, RawPermit};
 use crate::policy::{self, Shape};
 use crate::server::site::Process;
@@ -93,15 +93,11 @@ pub(super) struct Seen {
     /// When the first lease ends, or with a cooldown, when enough units are free; 0: that is not known.
     soonest: Tick,
     cooldown: Tick,
-    /// How long ago the first start began that holds units, or was renewed; 0: that is not known.
-    age: Tick,
 }
 
 impl Seen {
     fn of(now: i64, [live, gate, soonest]: [i64; 3], time: Time, cooldown: Tick) -> Seen {
         let unsigned = |n: i64| u64::try_from(n).unwrap_or(0);
-        let is_known = soonest > 0 && time.0 > 0 && cooldown == 0;
-        let age = if is_known { unsigned(time.0 - (soonest - now)) } else { 0 };
         // A renewed lease does not end then.
         let soonest = if time.1 && cooldown == 0 { 0 } else { soonest };
         Seen {
@@ -113,16 +109,14 @@ impl Seen {
             gate: unsigned(gate),
             soonest: unsigned(soonest),
             cooldown,
-            age,
         }
     }
 
-    /// What a line has to know of those that hold units.
-    pub fn held(&self) -> Held {
+    /// For how long only an end in this process frees units. `None`: other processes hold some, or enough are free.
+    pub fn own_for(&self) -> Option<Tick> {
         // A lease that is not renewed may end by itself.
         let ends = if self.soonest > 0 { self.soonest.saturating_sub(self.now) } else { Tick::MAX };
-        let (units, has_room) = (self.live, self.has_room);
-        Held { units, age: self.age, has_room, own_for: self.is_own.then_some(ends) }
+        (self.is_own && !self.has_room).then_some(ends)
     }
 
     /// Returns when a retry may succeed after a denial: exactly, if that is known.

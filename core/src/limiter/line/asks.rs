@@ -34,28 +34,15 @@ pub enum Claim {
     Behind {
         /// Their number.
         ahead: usize,
-        /// The starts that hold the units.
-        held: Held,
+        /// For how long only an end in this process frees units, which rings the key's bell. `None`: other processes hold some, or
+        /// enough are free.
+        own_for: Option<Tick>,
     },
     /// The queue is full. Waiting for capacity in a queue is not supported.
     Full {
         /// The time until one more caller may wait.
         after: Duration,
     },
-}
-
-/// What a server says of the starts that hold a key's units.
-#[doc(hidden)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Held {
-    /// The units.
-    pub units: u64,
-    /// How long ago the first of them began, or was renewed; 0: that is not known.
-    pub age: Tick,
-    /// Whether enough are free for the waiter.
-    pub has_room: bool,
-    /// For how long only an end in this process frees units, which rings the key's bell. `None`: other processes hold some.
-    pub own_for: Option<Tick>,
 }
 
 /// A far place that [has looked ahead](super::super::internal::Awaited::look_ahead).

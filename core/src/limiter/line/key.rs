@@ -108,8 +108,6 @@ pub(super) struct KeyLine {
     /// The first one's number among these, from 1 on, and since when; 0: it is not known. (A number of its own: memory checkers take
     /// a look into what is not there for a fault, even if nothing follows from it.)
     behind: (usize, Tick),
-    /// [`Held::age`](super::Held::age) in the last answers, on average.
-    age: Tick,
     /// While only an end in this process frees units.
     quiet: Option<Quiet>,
     /// [`Awaited::position`](crate::limiter::internal::Awaited::position) when it had the turn and its units were too far
@@ -251,6 +249,7 @@ impl KeyLine {
 
     /// Makes the line check immediately, because units may be free now.
     pub fn wake(&mut self, now: Tick) {
+        self.quiet = None;
         self.ask_at = self.ask_at.min(self.soonest_ask(now));
         self.look_sooner_at = self.look_sooner_at.min(now);
         self.look_elsewhere_at = self.look_elsewhere_at.map(|at| at.min(now));

@@ -20,7 +20,7 @@ mod shown;
 mod tenants;
 
 pub(super) use asks::claim_by_calls;
-pub use asks::{Ahead, Asker, Claim, Held, Terms};
+pub use asks::{Ahead, Asker, Claim, Terms};
 pub use event_loop::{Joined, Line, WaiterId};
 pub(super) use key::HORIZON;
 pub use key::Turn;

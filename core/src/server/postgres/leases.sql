@@ -323,8 +323,9 @@ BEGIN
                     ON CONFLICT (limit_id, hash, owner, priority, asked) DO UPDATE SET till = EXCLUDED.till;
                 END IF;
                 -- (Of many leases nobody looks.)
-                is_own := CASE WHEN a[8] = 2 AND c.live BETWEEN 1 AND 32 AND NOT EXISTS (
-                    SELECT FROM workglow_limit.leases s WHERE s.id = c.id AND s.ends > now AND s.owner <> a[o]) THEN 1 ELSE 0 END;
+                -- (A lease may have ended since the row was read.)
+                SELECT CASE WHEN sum(s.weight) = c.live AND bool_and(s.owner = a[o]) THEN 1 ELSE 0 END INTO is_own
+                FROM workglow_limit.leases s WHERE a[8] = 2 AND c.live BETWEEN 1 AND 32 AND s.id = c.id AND s.ends > now;
                 answer := ARRAY[0, now, 0, ahead, CASE WHEN c.live + weight > p[1] THEN 0 ELSE 1 END, is_own, c.live, gate,
                     workglow_limit.leases_free(l.soonest, c.id, now, c.live + weight - p[1], cooldown)];
                 IF c.live > 0 AND c.live + weight > p[1] THEN

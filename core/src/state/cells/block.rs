@@ -29,9 +29,12 @@ pub(crate) type Head = [AtomicU64; 32];
 
 const _: () = assert!(key_word::RING == 32);
 
-/// The word `STUCK` has the time in milliseconds above these bits of the life, and is never further ahead than this.
+/// The word `STUCK` has the time in milliseconds above these bits, which is never further ahead than [`STUCK_MOST`]; below it some bits
+/// of the life, and the binary logarithm of the number of slots.
 const STUCK_LIFE: u32 = 20;
-const STUCK_LIVES: u64 = (1 << STUCK_LIFE) - 1;
+const STUCK_RING: u32 = 6;
+const STUCK_RINGS: u64 = (1 << STUCK_RING) - 1;
+const STUCK_LIVES: u64 = (1 << STUCK_LIFE) - 1 & !STUCK_RINGS;
 const STUCK_MOST: u64 = 10_000;
 
 /// The words of a key's block.
@@ -84,19 +87,21 @@ impl<'h> BlockCells<'h> {
         ring_in(self.head())
     }
 
-    /// Notes that its ring cannot grow, for so many milliseconds of this life. (A word that is lost, or that belongs to another
-    /// life by now, costs one more attempt.)
-    pub(in crate::state) fn set_stuck(self, life: u64, for_ms: u64) {
+    /// Notes that its ring cannot grow to so many slots, for so many milliseconds of this life. (A word that is lost, or that belongs
+    /// to another life by now, costs one more attempt.)
+    pub(in crate::state) fn set_stuck(self, life: u64, ring: u64, for_ms: u64) {
         let until = monotonic_ms() + for_ms.min(STUCK_MOST);
-        self.word(key_word::STUCK).store(until << STUCK_LIFE | life & STUCK_LIVES, Relaxed);
+        let of = life << STUCK_RING & STUCK_LIVES | u64::from(ring.ilog2());
+        self.word(key_word::STUCK).store(until << STUCK_LIFE | of, Relaxed);
     }
 
-    /// Returns whether its ring cannot grow for now, in this life of its cells.
-    pub(in crate::state) fn is_stuck(self, life: u64) -> bool {
+    /// Returns whether its ring cannot grow to so many slots for now, in this life of its cells.
+    pub(in crate::state) fn is_stuck(self, life: u64, ring: u64) -> bool {
         let word = self.word(key_word::STUCK).load(Relaxed);
         // Another life may have left it, or a reboot.
         let left = (word >> STUCK_LIFE).wrapping_sub(monotonic_ms());
-        (word ^ life) & STUCK_LIVES == 0 && (1..=STUCK_MOST).contains(&left)
+        let is_of = (word ^ life << STUCK_RING) & STUCK_LIVES == 0;
+        is_of && (1..=STUCK_MOST).contains(&left) && u64::from(ring.ilog2()) >= word & STUCK_RINGS
     }
 
     /// Returns whether it was never used.

@@ -306,7 +306,8 @@ pub(in crate::state) mod key_word {
     /// The spacing of starts and the number of completed jobs, where the spacing adapts.
     pub const SPACING: u64 = 24;
     pub const JOBS: u64 = 25;
-    /// The same word in a log whose ring grows: until when there is no space for that, and in which life.
+    /// The same word in a log whose ring grows: until when there is no space for that, in which life, and for how
+    /// many slots.
     pub const STUCK: u64 = 25;
     /// The same words in buckets and windows of the clock: in buckets, the table of the fastest earlier policy; when an
     /// earlier policy ended: the last one in buckets, else the first. 0: there is none.

@@ -583,8 +583,11 @@ impl Limit {
         // (A block of such a key never serves another kind, in which the word means something else.)
         let grows = |found: &KeyAt| home.grows(home.of(table).for_key(*found).policy);
         let found = home.index(table).find(hash).ok().flatten().filter(grows);
+        // At least so many slots are needed.
+        let wanted =
+            |found: KeyAt| home.ring_for(home.of(table).for_key(found).policy, block(found).ring() - 1, weight);
         let full = || Error::StoreFull { reason: "there is no space for more starts of this key in its window".into() };
-        if found.is_some_and(|found| block(found).is_stuck(found.life)) {
+        if found.is_some_and(|found| block(found).is_stuck(found.life, wanted(found))) {
             return Err(full());
         }
         let busy = if MayWait::here() == MayWait::UntilTimeout { Busy::Long } else { Busy::Briefly };
@@ -601,7 +604,7 @@ impl Limit {
             // (Without a search.)
             Ok(false) if rests => Err(full()),
             Ok(false) => {
-                found.into_iter().for_each(|found| block(found).set_stuck(found.life, IN_VAIN_MS));
+                found.into_iter().for_each(|found| block(found).set_stuck(found.life, wanted(found), IN_VAIN_MS));
                 Err(full())
             }
             Err(Error::StoreTimeout { .. }) if rests => {

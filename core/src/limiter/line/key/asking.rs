@@ -63,6 +63,9 @@ impl KeyLine {
         let mut is_first = true;
         while let Some(rank) = self.first_without() {
             let now = pass.now();
+            if self.quiet.is_some_and(|quiet| quiet.rank != rank) {
+                (self.quiet, self.ask_at) = (None, self.ask_at.min(now));
+            }
             // In a bounded queue, all waiters have to learn the outcome immediately.
             if now < self.ask_at && !is_bounded {
                 return;
@@ -135,7 +138,7 @@ impl KeyLine {
                     self.ask_returned_at = now + pass.among_keys(ASKS_APART);
                     return;
                 }
-                Ok(Claim::Behind { ahead, held }) => {
+                Ok(Claim::Behind { ahead, own_for }) => {
                     self.note_told(pass, (rank, &wanted), asker);
                     if deadline <= now {
                         self.send_away(pass, rank, LOOK_AGAIN, out);
@@ -144,10 +147,10 @@ impl KeyLine {
                     let (before, since) = self.behind;
                     let since = if before == ahead + 1 { since } else { now };
                     (self.behind, self.turn) = ((ahead + 1, since), Some((LineTurn::behind(ahead), since)));
-                    let pause = self.pause_behind(pass, (ahead, now.saturating_sub(since)), held);
-                    self.ask_at = now.saturating_add(pause);
-                    if let (Some(bell), Some(own_for)) = (bell, held.own_for) {
-                        let until = now.saturating_add(own_for.min(life / 2 + life / 16));
+                    self.ask_at = now.saturating_add(self.pause(pass, 0, false, horizon));
+                    if let (Some(bell), Some(own_for)) = (bell, own_for) {
+                        // The server makes a waiter known again that has half of its life left.
+                        let until = now.saturating_add(own_for.min(life / 2 - life / 16));
                         self.quiet = Some(Quiet { rank, bell, until });
                         self.is_quiet(pass, rank);
                     }

@@ -4,7 +4,7 @@ use super::queue::Wanted;
 use super::{KeyLine, Pass, Quiet};
 use crate::decision::LOOK_AGAIN;
 use crate::fork::jitter;
-use crate::limiter::line::{Held, Rank};
+use crate::limiter::line::Rank;
 use crate::time::Tick;
 
 /// The interval at which a line checks whether its first place could be sooner, after a raised limit or a `clear`.
@@ -23,7 +23,7 @@ const LEAST_OFTEN: Tick = 16_000;
 const LOOKS_OFTEN: Tick = 500;
 const ASKS_OFTEN: Tick = 2_000;
 
-/// How often the longest one is doubled where a server has to be asked, for who is further behind, or for longer jobs.
+/// How often the longest one is doubled where a server has to be asked, for who is further behind.
 const MOST_DOUBLINGS: usize = 2;
 
 impl KeyLine {
@@ -39,12 +39,18 @@ impl KeyLine {
             }
             // (Tenants pass the turn with each start.)
             let is_for_long = has_places && (!is_shared || turn.not_before() > 0);
-            if pass.has_bell || is_for_long || turn.idle().is_some() {
+            let is_on_server = pass.limiter.crew().is_some();
+            if pass.has_bell && !is_on_server || is_for_long || turn.idle().is_some() {
                 return pass.among_keys(turn.look_in());
             }
-            // Nobody calls an event loop. The first two look often, for they are next: a sixteenth of the time that it has taken so
-            // far. (Of tenants' lines, only the first here gets so far.)
-            let most = if turn.ahead > 1 && !is_shared { LEAST_OFTEN } else { often(pass.now() - since, LOOKS_OFTEN) };
+            // Nobody calls an event loop, or what waits for a server. The first two look often, for they are next: a
+            // sixteenth of the time that it has taken so far. (Of tenants' lines, only the first here gets so far.)
+            let (least, doublings) = if is_on_server { (ASKS_OFTEN, MOST_DOUBLINGS) } else { (LOOKS_OFTEN, 0) };
+            let most = if turn.ahead > 1 && !is_shared {
+                LEAST_OFTEN << (turn.ahead - 1).min(doublings)
+            } else {
+                ((pass.now() - since) / 16).clamp(least, LEAST_OFTEN)
+            };
             return pass.among_keys(jitter(most / 2, most));
         }
         if has_places && !self.has_any_distance(is_shared) {
@@ -72,26 +78,6 @@ impl KeyLine {
         self.poll(pass)
     }
 
-    /// Returns how long not to ask a server that has just said what holds the units of waiters, `waited` after it first said that so
-    /// many come first. Nobody calls the line.
-    pub(super) fn pause_behind(&mut self, pass: &Pass, (ahead, waited): (usize, Tick), held: Held) -> Tick {
-        // The line asks at any moment of jobs. So of n that hold units, the oldest has lasted n / (n + 1) of its time on average, and
-        // one ends in each n-th of that time. Who is first looks twice as often as that, and sooner as the oldest gets older. Nobody
-        // else is next before one has ended and another unit may be free.
-        self.age = if self.age == 0 { held.age } else { (3 * self.age + held.age) / 4 };
-        let units = held.units.max(1);
-        let lasts = self.age.saturating_mul(units + 1) / units;
-        let (half, left) = (lasts / (2 * units), lasts.saturating_sub(held.age));
-        let taken = if ahead > 0 { left + half } else { half.min(left / 2) };
-        // (Those that come first are about to start if units are free.)
-        let taken = if held.has_room { 0 } else { taken.min(LEAST_OFTEN << MOST_DOUBLINGS) };
-        let most = match ahead {
-            0 | 1 => often(waited, ASKS_OFTEN),
-            _ => LEAST_OFTEN << (ahead - 1).min(MOST_DOUBLINGS),
-        };
-        pass.among_keys(jitter(most / 2, most).max(jitter(taken - taken / 4, taken)))
-    }
-
     /// The bell of a waiter's key, where a server is asked for it and there are no places.
     pub(super) fn bell_of(&self, pass: &Pass, wanted: &Wanted) -> Option<u64> {
         let is_on_server = !pass.limiter.has_places() && pass.limiter.crew().is_some();
@@ -106,7 +92,8 @@ impl KeyLine {
         let rings = |quiet: &Quiet| pass.limiter.read_bell(key) != Some(quiet.bell);
         self.quiet = self.quiet.filter(|quiet| is_quiet(quiet) && !rings(quiet));
         let Some(quiet) = self.quiet else { return false };
-        let look = if pass.has_bell { Tick::MAX } else { now + LEAST_OFTEN };
+        // (No server is asked for that.)
+        let look = if pass.has_bell { Tick::MAX } else { now + pass.among_looks(LEAST_OFTEN) };
         self.ask_at = quiet.until.min(look);
         true
     }
@@ -123,9 +110,4 @@ impl KeyLine {
     pub(super) fn soonest_ask(&self, now: Tick) -> Tick {
         if self.returned > 0 { now.max(self.ask_returned_at) } else { now }
     }
-}
-
-/// How long who is next does not look: a sixteenth of the time that it has taken so far.
-fn often(waited: Tick, least: Tick) -> Tick {
-    (waited / 16).clamp(least, LEAST_OFTEN)
 }
