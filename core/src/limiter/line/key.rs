@@ -193,6 +193,10 @@ impl KeyLine {
     pub fn leave(&mut self, limiter: &dyn Limiter, rank: Rank) {
         self.give_back_taken(limiter, rank);
         self.remove(limiter, rank);
+        if self.quiet.is_some_and(|quiet| quiet.rank == rank) {
+            // The server does not know the next one.
+            (self.quiet, self.ask_at) = (None, 0);
+        }
         self.count(limiter);
     }
 

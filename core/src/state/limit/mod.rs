@@ -45,7 +45,10 @@ pub(crate) const STORE_AGAIN: Duration = Duration::from_secs(1);
 /// new key would cause a search.
 const IN_VAIN: u64 = 100_000_000;
 
-/// The same in milliseconds, for a key whose ring cannot grow.
+/// For how long a call waits for a lock that was busy a moment ago.
+const PROBE: Duration = Duration::from_millis(1);
+
+/// [`IN_VAIN`] in milliseconds, for a key whose ring cannot grow.
 const IN_VAIN_MS: u64 = IN_VAIN / 1_000_000;
 
 /// One limit of one store, as used by one limiter.
@@ -591,25 +594,31 @@ impl Limit {
             return Err(full());
         }
         let busy = if MayWait::here() == MayWait::UntilTimeout { Busy::Long } else { Busy::Briefly };
-        let rests = bound.rests(busy) && !MayWait::outlasts();
-        let try_once = |home: &Locked, _, table: &Table| home.mend_key(table, hash, weight, must_not_wait);
-        let grown = match must_not_wait || rests {
-            true => MayWait::BrieflyHere.during(|| self.with_table_for(Duration::ZERO, try_once)),
+        if !must_not_wait && bound.rests(busy) && !MayWait::outlasts() {
+            match MayWait::BrieflyHere.during(|| self.with_table_for(PROBE, |_, _, _| Ok(()))) {
+                Err(Error::StoreTimeout { .. }) => {
+                    let cause = "its lock was busy a moment ago, and is waited for again within a second";
+                    return Err(Error::store(
+                        format!("making space for starts of a key in {}", self.store.url()),
+                        cause,
+                    ));
+                }
+                probed => probed?,
+            }
+            bound.rest(busy, Duration::ZERO);
+        }
+        let at_once = |home: &Locked, _, table: &Table| home.mend_key(table, hash, weight, true);
+        let grown = match must_not_wait {
+            true => MayWait::BrieflyHere.during(|| self.with_table_for(Duration::ZERO, at_once)),
             false => self.search_and_grow(hash, weight),
         };
         match grown {
             Ok(true) => Ok(()),
             // Another thread may wait and search.
             Ok(false) | Err(Error::StoreTimeout { .. }) if must_not_wait => Err(Error::WouldWait),
-            // (Without a search.)
-            Ok(false) if rests => Err(full()),
             Ok(false) => {
                 found.into_iter().for_each(|found| block(found).set_stuck(found.life, wanted(found), IN_VAIN_MS));
                 Err(full())
-            }
-            Err(Error::StoreTimeout { .. }) if rests => {
-                let cause = "its lock was busy a moment ago, and is waited for again within a second";
-                Err(Error::store(format!("making space for more starts of a key in {}", self.store.url()), cause))
             }
             Err(error) => {
                 // (Where a call is cut, part of the caller's time is left.)

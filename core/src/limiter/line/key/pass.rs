@@ -61,15 +61,9 @@ impl<'a> Pass<'a> {
 
     /// Returns the interval at which a key is checked, if one key alone would be checked at this one.
     pub(super) fn among_keys(&self, interval: Tick) -> Tick {
-        match self.limiter.crew().is_some() {
-            true => interval.saturating_mul((self.keys / KEYS_AT_FULL_RATE_ON_A_SERVER).max(1) as Tick),
-            false => self.among_looks(interval),
-        }
-    }
-
-    /// The same for a look that asks no server.
-    pub(super) fn among_looks(&self, interval: Tick) -> Tick {
-        interval.saturating_mul((self.keys / KEYS_AT_FULL_RATE).max(1) as Tick)
+        let is_on_server = self.limiter.crew().is_some();
+        let at_full_rate = if is_on_server { KEYS_AT_FULL_RATE_ON_A_SERVER } else { KEYS_AT_FULL_RATE };
+        interval.saturating_mul((self.keys / at_full_rate).max(1) as Tick)
     }
 
     /// Counts the wait of a waiter that starts.

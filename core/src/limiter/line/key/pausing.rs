@@ -84,17 +84,15 @@ impl KeyLine {
         if is_on_server { pass.limiter.read_bell(wanted.key(pass.key)) } else { None }
     }
 
-    /// Returns whether the server need not be asked for this waiter yet. Then the line looks whether the bell rings, if its
-    /// driver does not sleep there.
+    /// Returns whether the server need not be asked for this waiter yet. Then the line looks whether the bell rings.
     pub(super) fn is_quiet(&mut self, pass: &Pass, rank: Rank) -> bool {
         let (now, key) = (pass.now(), pass.key);
         let is_quiet = |quiet: &Quiet| quiet.rank == rank && now < quiet.until;
         let rings = |quiet: &Quiet| pass.limiter.read_bell(key) != Some(quiet.bell);
         self.quiet = self.quiet.filter(|quiet| is_quiet(quiet) && !rings(quiet));
         let Some(quiet) = self.quiet else { return false };
-        // (No server is asked for that.)
-        let look = if pass.has_bell { Tick::MAX } else { now + pass.among_looks(LEAST_OFTEN) };
-        self.ask_at = quiet.until.min(look);
+        // (A block of the lane may serve another key by now. Then who sleeps at its bell hears nothing.)
+        self.ask_at = quiet.until.min(now + pass.among_keys(LEAST_OFTEN));
         true
     }
 
