@@ -77,6 +77,8 @@ pub struct History {
     pub changed: Tick,
     /// Whether some of this was admitted by an earlier policy.
     pub is_mixed: bool,
+    /// Until when units were started that did not fit into a small ring; 0: there are none.
+    pub left_out: Tick,
     /// How many units the small ring held by whose stricter policy all of this was admitted: see `log.rs`.
     pub held: Option<u64>,
     /// In windows of the clock, by how many units an earlier policy may have exceeded the limit of this one.

@@ -23,7 +23,7 @@ fn no_start_exceeds_the_limit_of_a_key_that_grows_now_and_then() {
         let minute = 60_000_000u64;
         let (mut now, mut limit, mut window, mut log) = (0, 1_000, 60 * minute, Vec::new());
         let mut starts: Vec<(u64, u64)> = vec![(0, 5)];
-        let mut permits: Vec<(usize, RawPermit)> = Vec::new();
+        let mut permits: Vec<(usize, u64, RawPermit)> = Vec::new();
         let mut places: Vec<RawPermit> = Vec::new();
         for step in 0..600 {
             let used = |starts: &[(u64, u64)]| {
@@ -40,7 +40,7 @@ fn no_start_exceeds_the_limit_of_a_key_that_grows_now_and_then() {
                             "seed {seed}: {before} + {weight} of {limit}\n{}",
                             log.join("\n")
                         );
-                        permits.push((starts.len(), permit));
+                        permits.push((starts.len(), weight, permit));
                         starts.push((now, weight));
                     }
                 }
@@ -51,15 +51,15 @@ fn no_start_exceeds_the_limit_of_a_key_that_grows_now_and_then() {
                     log.push(format!("{step}: {count} recorded"));
                 }
                 62..70 if !permits.is_empty() => {
-                    let (i, permit) = permits.swap_remove(random.below(permits.len() as u64) as usize);
+                    let (i, _, permit) = permits.swap_remove(random.below(permits.len() as u64) as usize);
                     api.cancel(&permit).unwrap();
                     starts[i].1 = 0;
                     log.push(format!("{step}: cancelled {i}"));
                 }
                 70..76 if !permits.is_empty() => {
-                    let (i, permit) = permits.swap_remove(random.below(permits.len() as u64) as usize);
+                    let (i, weight, permit) = permits.swap_remove(random.below(permits.len() as u64) as usize);
                     let (debt, seen) = (random.scaled(100), api.peek("known", 1).unwrap().remaining);
-                    api.settle(&permit, starts[i].1 + debt).unwrap();
+                    api.settle(&permit, weight + debt).unwrap();
                     // (A start without identity is another test's.)
                     let is_owed = api.peek("known", 1).unwrap().remaining < seen;
                     starts.push((now, if is_owed { debt.min(limit) } else { 0 }));

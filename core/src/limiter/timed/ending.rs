@@ -9,7 +9,7 @@ use crate::permit::{RawPermit, TimedPermit};
 use crate::policy;
 use crate::server::number;
 use crate::state::counts::{ADMITTED, CANCELLED};
-use crate::state::{Home, is_counted_place, parts, settle_unnamed, take_units};
+use crate::state::{Home, is_counted_place, parts, settle_unknown, take_units};
 use crate::time::Tick;
 use crate::waiting::MayWait;
 use std::cell::Cell;
@@ -126,7 +126,7 @@ impl Timed {
             let start = known(&used.get().unwrap_or(*permit)).1;
             let mut parts = parts(&table.policy, history, start);
             parts.retain(|_| !is_counted_place(permit.ticket) || start.ticket == history.era);
-            if parts.is_empty() && !is_over && !settle_unnamed(&table.policy, history, start) {
+            if parts.is_empty() && !is_over && !settle_unknown(&table.policy, history, start) {
                 return; // It has already ended.
             }
             parts.iter().for_each(|&i| history.starts[i].state = SETTLED);

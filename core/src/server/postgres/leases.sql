@@ -400,9 +400,12 @@ BEGIN
             IF is_taking THEN
                 fence := nextval('workglow_limit.ids');
                 IF is_written THEN
-                    DELETE FROM workglow_limit.waiters w
-                    WHERE w.limit_id = l.limit_id AND w.hash = k
-                        AND (w.till <= now OR a[8] = 2 AND w.owner = a[o] AND w.priority = a[9] AND w.asked = a[10]);
+                    -- (Others may be renewing theirs.)
+                    DELETE FROM workglow_limit.waiters WHERE ctid = ANY (ARRAY(
+                        SELECT ctid FROM workglow_limit.waiters w
+                        WHERE w.limit_id = l.limit_id AND w.hash = k
+                            AND (w.till <= now OR a[8] = 2 AND w.owner = a[o] AND w.priority = a[9] AND w.asked = a[10])
+                        FOR UPDATE SKIP LOCKED));
                 END IF;
             END IF;
             c.live := c.live + weight;

@@ -590,7 +590,10 @@ impl Limit {
         let wanted =
             |found: KeyAt| home.ring_for(home.of(table).for_key(found).policy, block(found).ring() - 1, weight);
         let full = || Error::StoreFull { reason: "there is no space for more starts of this key in its window".into() };
-        if found.is_some_and(|found| block(found).is_stuck(found.life, wanted(found))) {
+        // (What is only being rewritten is not full.)
+        let is_sealed =
+            |found: KeyAt| home.cells(&home.of(table).for_key(found), found).has_to_move(0, home.clock.now());
+        if found.is_some_and(|found| block(found).is_stuck(found.life, wanted(found)) && !is_sealed(found)) {
             return Err(full());
         }
         let busy = if MayWait::here() == MayWait::UntilTimeout { Busy::Long } else { Busy::Briefly };

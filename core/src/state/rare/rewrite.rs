@@ -260,6 +260,8 @@ impl<'h> BlockCells<'h> {
             // It has overwritten only what had left the longest window.
             history.forget_before(now.floor.saturating_sub(own.policy.longest_window()));
             history.held = Some(log.most_written());
+            let is_left_out = word(key_word::LEFT_OUT) & Forgotten::MANY != 0;
+            history.left_out = if is_left_out { word(key_word::UNTIL) } else { 0 };
             let counts = word(key_word::UNTIL) > own.policy.counts_since(now);
             owed = if counts { log.owed() } else { 0 };
         }
