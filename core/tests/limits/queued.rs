@@ -16,12 +16,15 @@ const WINDOWS: u64 = 60;
 /// What each start charges the parts, for a tenant.
 type Charges = fn(&str) -> Vec<Charge<'_>>;
 
+/// What the next waiter asks for: a key and a weight.
+type Ask<'a> = dyn FnMut(&Shared) -> (String, u64) + 'a;
+
 /// An event loop with one waiter, which asks again when it has started.
 struct Loop<'a> {
     line: Line,
     limiter: Shared,
     /// What the next start charges.
-    ask: Box<dyn FnMut(&Shared) -> (String, u64) + 'a>,
+    ask: Box<Ask<'a>>,
     /// What the waiter charges the part of which there is little.
     units: u64,
     /// When it joined.

@@ -264,3 +264,37 @@ fn new_keys_after_a_reboot_leave_the_reserve() {
         .join();
     }
 }
+
+/// Processes die at each step of a growth.
+#[cfg(feature = "fault-points")]
+#[test]
+fn deaths_while_rings_grow_lose_nothing_for_good() {
+    let dir = Dir::in_memory("dying-growth");
+    let (limit, window) = (1_000, Duration::from_secs(100));
+    let store = sized(&dir.url(), 8 << 20, None);
+    let limiter = RateLimiter::new(&store, "api", limit, window).unwrap();
+    let points = ["key-sealed", "key-written", "log-claimed", "log-filled", "log-moved"];
+    let made = shared(1);
+    let before = observe::Observer::new(&store, 0).look().unwrap().used_bytes;
+    for round in 0..60 {
+        let key = format!("key {}", round % 3);
+        made[0].store(0, Release);
+        let child = Child::run(|| {
+            let point = points[round % points.len()];
+            let limiter = RateLimiter::new(&sized(&dir.url(), 8 << 20, None), "api", limit, window).unwrap();
+            fault::at(point, || crate::common::raise(libc::SIGKILL));
+            while matches!(limiter.attempt(&key, 2), Ok(Attempt::Admitted(_))) {
+                made[0].fetch_add(2, AcqRel);
+            }
+        });
+        let killed = child.was_killed();
+        let all = made[0].load(Acquire) + drain(&limiter, &key).0;
+        assert!(all <= limit && all + 2 >= limit, "round {round}, killed {killed}: {all}");
+        limiter.clear(&key).unwrap();
+        if round % 20 == 19 {
+            limiter.clear("").unwrap();
+        }
+    }
+    let seen = observe::Observer::new(&store, 0).look().unwrap();
+    println!("{} bytes more used, api has {}", seen.used_bytes - before, seen.limits[0].bytes);
+}

@@ -1,8 +1,6 @@
-//! Random sequences, and deaths, of keys whose rings grow when there is space: compared with the starts that count.
+//! Random sequences on a key whose ring grows when there is space, compared with the starts that count.
 
-use super::full_of_rings::{HOUR, MIB, crowd, drain, sized, start};
-use crate::common::{Child, Dir, shared};
-use std::sync::atomic::Ordering::*;
+use super::full_of_rings::{HOUR, MIB, crowd, sized, start};
 use std::time::Duration;
 use workglow_limit::*;
 
@@ -116,38 +114,4 @@ fn no_start_exceeds_the_limit_of_a_key_that_grows_now_and_then() {
             }
         }
     }
-}
-
-/// Processes die at each step of a growth.
-#[cfg(feature = "fault-points")]
-#[test]
-fn deaths_while_rings_grow_lose_nothing_for_good() {
-    let dir = Dir::in_memory("dying-growth");
-    let (limit, window) = (1_000, Duration::from_secs(100));
-    let store = sized(&dir.url(), 8 * MIB, None);
-    let limiter = RateLimiter::new(&store, "api", limit, window).unwrap();
-    let points = ["key-sealed", "key-written", "log-claimed", "log-filled", "log-moved"];
-    let made = shared(1);
-    let before = observe::Observer::new(&store, 0).look().unwrap().used_bytes;
-    for round in 0..60 {
-        let key = format!("key {}", round % 3);
-        made[0].store(0, Release);
-        let child = Child::run(|| {
-            let point = points[round % points.len()];
-            let limiter = RateLimiter::new(&sized(&dir.url(), 8 * MIB, None), "api", limit, window).unwrap();
-            fault::at(point, || crate::common::raise(libc::SIGKILL));
-            while start(&limiter, &key, 2).is_some() {
-                made[0].fetch_add(2, AcqRel);
-            }
-        });
-        let killed = child.was_killed();
-        let all = made[0].load(Acquire) + drain(&limiter, &key);
-        assert!(all <= limit && all + 2 >= limit, "round {round}, killed {killed}: {all}");
-        limiter.clear(&key).unwrap();
-        if round % 20 == 19 {
-            limiter.clear("").unwrap();
-        }
-    }
-    let seen = observe::Observer::new(&store, 0).look().unwrap();
-    println!("{} bytes more used, api has {}", seen.used_bytes - before, seen.limits[0].bytes);
 }

@@ -34,7 +34,7 @@ const _: () = assert!(key_word::RING == 32);
 const STUCK_LIFE: u32 = 20;
 const STUCK_RING: u32 = 6;
 const STUCK_RINGS: u64 = (1 << STUCK_RING) - 1;
-const STUCK_LIVES: u64 = (1 << STUCK_LIFE) - 1 & !STUCK_RINGS;
+const STUCK_LIVES: u64 = ((1 << STUCK_LIFE) - 1) & !STUCK_RINGS;
 const STUCK_MOST: u64 = 10_000;
 
 /// The words of a key's block.
@@ -91,7 +91,7 @@ impl<'h> BlockCells<'h> {
     /// to another life by now, costs one more attempt.)
     pub(in crate::state) fn set_stuck(self, life: u64, ring: u64, for_ms: u64) {
         let until = monotonic_ms() + for_ms.min(STUCK_MOST);
-        let of = life << STUCK_RING & STUCK_LIVES | u64::from(ring.ilog2());
+        let of = ((life << STUCK_RING) & STUCK_LIVES) | u64::from(ring.ilog2());
         self.word(key_word::STUCK).store(until << STUCK_LIFE | of, Relaxed);
     }
 
@@ -100,7 +100,7 @@ impl<'h> BlockCells<'h> {
         let word = self.word(key_word::STUCK).load(Relaxed);
         // Another life may have left it, or a reboot.
         let left = (word >> STUCK_LIFE).wrapping_sub(monotonic_ms());
-        let is_of = (word ^ life << STUCK_RING) & STUCK_LIVES == 0;
+        let is_of = (word ^ (life << STUCK_RING)) & STUCK_LIVES == 0;
         is_of && (1..=STUCK_MOST).contains(&left) && u64::from(ring.ilog2()) >= word & STUCK_RINGS
     }
 
