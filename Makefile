@@ -145,11 +145,12 @@ SO := libworkglow_limit.so
 # Rebuilt only when its sources change, so that `make c && sudo make install` builds nothing as root.
 C := target/c
 C_LIBRARY := $(C)/libworkglow_limit.a
-# The build command, its packages, its directory and the linker: `make dist-all` passes other values.
+# The build command, its packages, its directory, the linker, and how the names of the binary tools begin: `make dist-all` passes other values.
 C_BUILD := cargo build --quiet --release
 C_PACKAGES := -p workglow-limit-ffi -p workglow-limit-cli
 C_BUILT := target/release
 C_LINK := $(CC)
+C_TOOLS :=
 C_LIBS := -lutil -lrt -lpthread -lm -ldl
 
 # The static library is one object whose only global names are ours: a program may have an SQLite of its own. The shared library is
@@ -158,14 +159,14 @@ $(C_LIBRARY): $(CORE) ffi/Cargo.toml ffi/build.rs ffi/libworkglow_limit.map $(sh
 	echo "building the C library"
 	$(C_BUILD) $(C_PACKAGES)
 	mkdir -p $(C)
-	ld -r -o $(C)/all.o --whole-archive $(C_BUILT)/libworkglow_limit.a
-	objcopy --wildcard --keep-global-symbol='wgl_*' --strip-debug -R .llvmbc -R .llvmcmd $(C)/all.o
+	$(C_TOOLS)ld -r -o $(C)/all.o --whole-archive $(C_BUILT)/libworkglow_limit.a
+	$(C_TOOLS)objcopy --wildcard --keep-global-symbol='wgl_*' --strip-debug -R .llvmbc -R .llvmcmd $(C)/all.o
 	$(C_LINK) -shared -o $(C)/$(SO) $(C)/all.o -Wl,-soname,$(SO).0 -Wl,--version-script=ffi/libworkglow_limit.map \
 	    -Wl,--gc-sections -Wl,--no-undefined -Wl,-z,relro -Wl,-z,now -Wl,-z,nodelete $(C_LIBS)
-	strip --strip-unneeded $(C)/$(SO)
+	$(C_TOOLS)strip --strip-unneeded $(C)/$(SO)
 	scripts/notices workglow-limit-ffi workglow-limit-cli >$(C)/LICENSE-THIRD-PARTY
 	rm -f $@
-	ar rcs $@ $(C)/all.o
+	$(C_TOOLS)ar rcs $@ $(C)/all.o
 
 # The command, and what a shell and a reader get with it: pages and completions are written by the command itself, or by C_RUN where
 # this machine cannot run it.
@@ -184,7 +185,7 @@ $(C_COMMAND): $(CORE) cli/Cargo.toml $(shell find cli/src -type f)
 	$(C_BUILD) $(C_PACKAGES)
 	rm -rf $(C)/man $(C)/completions
 	mkdir -p $(C)/completions
-	strip --strip-unneeded -o $@ $(C_BUILT)/workglow-limit
+	$(C_TOOLS)strip --strip-unneeded -o $@ $(C_BUILT)/workglow-limit
 	$(C_RUN) man --out $(C)/man >/dev/null
 	for shell in bash zsh fish; do $(C_RUN) completions $$shell > $(C)/completions/$$shell; done
 

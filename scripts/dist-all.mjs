@@ -50,16 +50,19 @@ function native(platform) {
   }
 
   const release = ["zigbuild", "--quiet", "--release", "--target", oldest[1]];
-  const stripped = ["--config", 'profile.release.strip="debuginfo"'];
-  run("cargo", [...release, "--package", "workglow-limit-node", ...stripped], env);
-  npmPack(platform.name, join(built, target, "release/libworkglow_limit_node.so"));
+  // Binary tools that this machine has for another processor have names of Debian's.
+  const tools = platform.cpu === process.arch ? "" : `${target.split("-")[0]}-linux-gnu-`;
+  run("cargo", [...release, "--package", "workglow-limit-node"], env);
+  const addon = join(built, `${platform.name}.node`);
+  // (With cargo's own option `strip`, it would compile all crates a second time.)
+  run(`${tools}strip`, ["--strip-debug", "-o", addon, join(built, target, "release/libworkglow_limit_node.so")]);
+  npmPack(platform.name, addon);
 
   const name = `workglow-limit-c-${version}-${platform.name}`;
   const c = join(built, "c", platform.name);
-  // The command's man pages are the same everywhere: one that this machine can run writes them.
-  run("cargo", ["build", "--quiet", "--package", "workglow-limit-cli"]);
-  const own = `C_RUN=${join(built, "debug/workglow-limit")}`;
-  const library = [`C=${c}`, `C_BUILD=cargo ${release.join(" ")}`, `C_BUILT=${join(built, target, "release")}`, own];
+  // The command's man pages are the same everywhere: that of the npm package, which this machine can run, writes them.
+  const own = "C_RUN=node bindings/node/dist/cjs/command.cjs";
+  const library = [`C=${c}`, `C_BUILD=cargo ${release.join(" ")}`, `C_BUILT=${join(built, target, "release")}`, `C_TOOLS=${tools}`, own];
   const zig = `python3 -m ziglang cc -target ${target.replace("-unknown", "")}${isMusl ? "" : ".2.17"}`;
   library.push(`C_LINK=${zig}`, "C_LIBS=-lutil -lrt -lpthread -lm -ldl -lunwind");
   rmSync(c, { recursive: true, force: true });
