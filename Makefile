@@ -17,7 +17,7 @@
 # make dist    target/dist: a wheel, an npm tarball, a C prefix
 # make web     bindings/node/dist/web: limits for browsers and edge runtimes, and their tests
 # make dist-all  target/dist/all: what will be published, as far as this machine can build it
-# make foreign  tests of the algorithms on musl and on arm64; TARGET=aarch64-unknown-linux-gnu chooses one; TARGET=pages: stores with larger pages
+# make foreign  tests of the algorithms on musl and on arm64, and the packages; TARGET=aarch64-unknown-linux-gnu chooses one; TARGET=pages: stores with larger pages
 # make install PREFIX=/usr/local DESTDIR=  the C library, its headers and the command; make uninstall removes them
 
 SHELL := /bin/bash
@@ -234,7 +234,7 @@ $(VENV)/zig: scripts/requirements.txt | $(VENV)/ready
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
-foreign: $(VENV)/zig
+foreign: $(VENV)/zig $(if $(filter pages,$(TARGET)),,node)
 	$(PYTHON) scripts/foreign $(TARGET)
 
 # ---- what there is to do ----

@@ -16,12 +16,14 @@ HERE = "x86_64-unknown-linux-gnu"
 READY = [HERE, "aarch64-unknown-linux-gnu"]
 STD = "std,panic_abort,panic_unwind,proc_macro,test"
 RUST = ["rustc-web", "rust-web-src", "libstd-rust-web-dev"]
+# For files of arm64: the C library is put together with these.
+TOOLS = "binutils-aarch64-linux-gnu"
 
 
 def fetch(folder):
     debian = Debian()
     behind = debian.needs(RUST, r"libstd-rust-web-[\d.]+|libllvm\d+")
-    debian.unpack(folder, [*RUST, *behind])
+    debian.unpack(folder, [*RUST, *behind, TOOLS])
     Debian("arm64").unpack(folder, ["libstd-rust-web-dev"])
     libraries = folder / "usr/lib/x86_64-linux-gnu"
     for path in sorted((folder / "usr/bin").iterdir()):
@@ -45,8 +47,9 @@ def release(rust):
 def environment(rust):
     """The environment in which cargo finds these compilers."""
     path = os.pathsep.join([str(rust / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    jobs = os.environ.get("CARGO_BUILD_JOBS") or str(os.cpu_count())
     tools = {"RUSTC": str(rust / "bin/rustc"), "RUSTDOC": str(rust / "bin/rustdoc")}
-    return {**os.environ, **tools, "PATH": path, "CARGO_BUILD_JOBS": str(os.cpu_count())}
+    return {**os.environ, **tools, "PATH": path, "CARGO_BUILD_JOBS": jobs}
 
 
 def compile_std(folder, rust, target):
@@ -66,7 +69,7 @@ def compile_std(folder, rust, target):
 
 def prepare(targets):
     """The environment of compilers for these targets."""
-    rust = once("rust", fetch)
+    rust = once("toolchain", fetch)
     env = environment(rust)
     for target in targets:
         if target not in READY:
