@@ -280,11 +280,11 @@ pub fn state(limit: &LimitSnapshot) -> (String, Look) {
 
 /// A time in UTC, as `2026-11-24 03:04:05Z`.
 pub fn utc(at: SystemTime) -> String {
-    let seconds = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() as libc::time_t;
+    let seconds = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     // SAFETY: a zeroed `tm` is valid.
     let mut tm: libc::tm = unsafe { std::mem::zeroed() };
     // SAFETY: both pointers are valid, and no other thread has them.
-    unsafe { libc::gmtime_r(&seconds, &mut tm) };
+    unsafe { libc::gmtime_r(&(seconds as _), &mut tm) };
     format!(
         "{:04}-{:02}-{:02} {:02}:{:02}:{:02}Z",
         tm.tm_year + 1900,

@@ -247,10 +247,7 @@ const ANY_CALL: u32 = u32::MAX;
 pub(crate) fn sleep_until_called(cell: &AtomicU64, seen: u64, nap: Duration, calls: u32) {
     // With calls, the kernel takes the end of the sleep, by the monotonic clock.
     let end = Duration::from_nanos(crate::time::monotonic_ns()) + nap.min(Duration::from_secs(86_400));
-    let end = libc::timespec {
-        tv_sec: end.as_secs() as libc::time_t,
-        tv_nsec: libc::c_long::from(end.subsec_nanos() as i32),
-    };
+    let end = libc::timespec { tv_sec: end.as_secs() as _, tv_nsec: libc::c_long::from(end.subsec_nanos() as i32) };
     let (cell, no_cell) = (low_half(cell), std::ptr::null::<u32>());
     // SAFETY: the address is a live, aligned 32-bit half of an atomic; the kernel only reads it.
     unsafe { libc::syscall(libc::SYS_futex, cell, libc::FUTEX_WAIT_BITSET, seen as u32, &end, no_cell, calls) };

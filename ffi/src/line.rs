@@ -82,11 +82,10 @@ impl Bell {
     fn set(&self, after: Option<Duration>) {
         // Zero would stop the timer.
         let after = after.map_or(Duration::ZERO, |after| after.max(Duration::from_nanos(1)));
-        let most = libc::time_t::MAX as u64;
-        let value = libc::timespec {
-            tv_sec: after.as_secs().min(most) as libc::time_t,
-            tv_nsec: after.subsec_nanos() as libc::c_long,
-        };
+        // 68 years: that is a time everywhere.
+        let most = i32::MAX as u64;
+        let value =
+            libc::timespec { tv_sec: after.as_secs().min(most) as _, tv_nsec: after.subsec_nanos() as libc::c_long };
         let set = libc::itimerspec { it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
         // SAFETY: the descriptor is open, and the time is read only during the call.
         unsafe { libc::timerfd_settime(self.timer.as_raw_fd(), 0, &raw const set, ptr::null_mut()) };

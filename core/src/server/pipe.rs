@@ -142,10 +142,8 @@ impl<W: Wire> Pipe<W> {
     fn sleep(&self, is_all_sent: bool, most: Duration) {
         let events = libc::POLLIN | if is_all_sent { 0 } else { libc::POLLOUT };
         let mut on = libc::pollfd { fd: self.socket, events, revents: 0 };
-        let most = libc::timespec {
-            tv_sec: most.as_secs() as libc::time_t,
-            tv_nsec: libc::c_long::from(most.subsec_nanos() as i32),
-        };
+        let most =
+            libc::timespec { tv_sec: most.as_secs() as _, tv_nsec: libc::c_long::from(most.subsec_nanos() as i32) };
         // SAFETY: both live for the call; the socket is open as long as this connection. A signal or an error only ends
         // the sleep: what happened to the socket shows when it is read.
         unsafe { libc::ppoll(&raw mut on, 1, &raw const most, std::ptr::null()) };
