@@ -43,6 +43,16 @@ function native(platform) {
   // A library shares the C library of the program that loads it.
   const env = isMusl ? { RUSTFLAGS: "-C target-feature=-crt-static" } : {};
   const oldest = isMusl ? ["musllinux_1_2", target] : ["manylinux_2_17", `${target}.2.17`];
+  const forZig = `-target ${oldest[1].replace("-unknown", "")}`;
+  // Binary tools that this machine has for another processor have names of Debian's.
+  const tools = platform.cpu === process.arch ? "" : `${target.split("-")[0]}-linux-gnu-`;
+  // maturin and cargo-zigbuild would pass a C compiler of their own each, though both are zig. cargo would then compile what contains C,
+  // and the core on it, once for each.
+  const compiler = join(built, `${target}-cc`);
+  mkdirSync(built, { recursive: true });
+  writeFileSync(compiler, `#!/bin/sh\nexec cargo-zigbuild zig cc -- -g -fno-sanitize=all ${forZig} "$@"\n`, { mode: 0o755 });
+  env[`CC_${target.replaceAll("-", "_")}`] = compiler;
+  env[`AR_${target.replaceAll("-", "_")}`] = `${tools}ar`;
 
   const wheel = ["--manifest-path", join(python, "Cargo.toml"), "--out", join(out, "python"), "--compatibility", oldest[0]];
   for (const interpreter of [[], ...FREE_THREADED.map((free) => ["--interpreter", free])]) {
@@ -50,8 +60,6 @@ function native(platform) {
   }
 
   const release = ["zigbuild", "--quiet", "--release", "--target", oldest[1]];
-  // Binary tools that this machine has for another processor have names of Debian's.
-  const tools = platform.cpu === process.arch ? "" : `${target.split("-")[0]}-linux-gnu-`;
   run("cargo", [...release, "--package", "workglow-limit-node"], env);
   const addon = join(built, `${platform.name}.node`);
   // (With cargo's own option `strip`, it would compile all crates a second time.)
@@ -63,8 +71,7 @@ function native(platform) {
   // The command's man pages are the same everywhere: that of the npm package, which this machine can run, writes them.
   const own = "C_RUN=node bindings/node/dist/cjs/command.cjs";
   const library = [`C=${c}`, `C_BUILD=cargo ${release.join(" ")}`, `C_BUILT=${join(built, target, "release")}`, `C_TOOLS=${tools}`, own];
-  const zig = `python3 -m ziglang cc -target ${target.replace("-unknown", "")}${isMusl ? "" : ".2.17"}`;
-  library.push(`C_LINK=${zig}`, "C_LIBS=-lutil -lrt -lpthread -lm -ldl -lunwind");
+  library.push(`C_LINK=python3 -m ziglang cc ${forZig}`, "C_LIBS=-lutil -lrt -lpthread -lm -ldl -lunwind");
   rmSync(c, { recursive: true, force: true });
   run("make", ["install", ...library, `PREFIX=/${name}`, `DESTDIR=${c}/root`], env);
   for (const file of LICENCES) copyFileSync(join(root, file), join(c, "root", name, file));
