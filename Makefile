@@ -17,7 +17,7 @@
 # make dist    target/dist: a wheel, an npm tarball, a C prefix
 # make web     bindings/node/dist/web: limits for browsers and edge runtimes, and their tests
 # make dist-all  target/dist/all: what will be published, as far as this machine can build it
-# make foreign  tests of the algorithms on musl and on arm64, and the packages; TARGET=aarch64-unknown-linux-gnu chooses one; TARGET=pages: stores with larger pages
+# make foreign  tests of the algorithms and of the packages on musl and on arm64; SHORT=1: fewer; TARGET=aarch64-unknown-linux-gnu: there alone; TARGET=pages: stores with larger pages
 # make install PREFIX=/usr/local DESTDIR=  the C library, its headers and the command; make uninstall removes them
 
 SHELL := /bin/bash
@@ -230,12 +230,19 @@ dist-all: $(VENV)/zig node
 	PATH="$(abspath $(VENV))/bin:$$PATH" node scripts/dist-all.mjs $(ONLY)
 	find $(DIST)/all -type f | sort
 
-$(VENV)/zig: scripts/requirements.txt | $(VENV)/ready
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r $<
+$(VENV)/zig: scripts/requirements.txt bindings/python/requirements-dev.txt | $(VENV)/lint
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r $< $$(grep -E '^maturin==' bindings/python/requirements-dev.txt)
 	touch $@
 
-foreign: $(VENV)/zig $(if $(filter pages,$(TARGET)),,node)
-	$(PYTHON) scripts/foreign $(TARGET)
+# dist-all needs the npm package of this machine, for the command's man pages: one that compiles fast is enough.
+foreign: $(VENV)/zig $(NODE_TOOLS)
+ifneq ($(TARGET),pages)
+	cp LICENSE-* bindings/node/
+	scripts/notices workglow-limit-node >bindings/node/LICENSE-THIRD-PARTY
+	rm -f $(TARBALL) # It is made from the folder that this writes.
+	cd bindings/node && npm run --silent build -- quick
+endif
+	$(PYTHON) scripts/foreign $(if $(SHORT),short) $(TARGET)
 
 # ---- what there is to do ----
 
