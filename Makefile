@@ -24,7 +24,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .SILENT:
-.PHONY: demo test quick quick-tools lint clippy format check types docs site playground bench bench-fleet instructions pictures fleet storm torture web foreign dist dist-all wheel lowest node queues packages c install \
+.PHONY: demo test quick quick-tools lint clippy format check types docs site playground bench bench-fleet instructions pictures fleet storm torture web foreign foreign-check dist dist-all wheel lowest node queues packages c install \
     uninstall members peers bench-tools bench-publish tools test-tools gone clean help
 
 VENV := target/venv
@@ -244,6 +244,10 @@ ifneq ($(TARGET),pages)
 endif
 	$(PYTHON) scripts/foreign $(if $(SHORT),short) $(TARGET)
 
+# Says so if the cache has no compilers: it fetches nothing.
+foreign-check: $(VENV)/ready
+	$(PYTHON) scripts/foreign check
+
 # ---- what there is to do ----
 
 # A C program against the prefix, which finds its library wherever it is started.
@@ -327,7 +331,7 @@ pictures:
 	cargo run --quiet -p workglow-limit-bench --bin pictures docs/pictures
 
 # What needs no build comes first.
-check: test-tools lint clippy types docs instructions
+check: test-tools lint clippy types docs instructions foreign-check
 
 types: wheel node
 	$(VENV)/bin/mypy --strict bindings/python/python bindings/python/tests/typed.py \

@@ -71,7 +71,9 @@ SUITES = {
 }
 
 # What `make check` does after `make lint`. They use what is built, and write nothing that a suite reads.
-CHECKS = {name: (CHECK, ["make", "--silent", name]) for name in ("clippy", "types", "docs", "instructions")}
+CHECKS = {
+    name: (CHECK, ["make", "--silent", name]) for name in ("clippy", "types", "docs", "instructions", "foreign-check")
+}
 
 # The core's fast tests and a smoke test of each language, against what `make quick` has built.
 PYTHON_SMOKE = [f"bindings/python/tests/test_{name}.py" for name in ("api", "bad_input", "family", "hooks", "places")]

@@ -3,6 +3,7 @@ archive with programs that are linked to it, and its command.
 """
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -30,6 +31,25 @@ printf 'openai = "20/1m + 5 concurrent"\\nmail = "50/1h"\\n' >limits.toml
 "$0" --store sqlite:limits.db lift mail
 "$0" --store sqlite:limits.db verify
 """
+# The first screen of README.md: Python and Node start twice each, by one file.
+FIRST_SCREEN = """
+set -eux
+rm -f limits.db*
+python3 "$1"
+node "$2"
+"$0" --store sqlite:limits.db peek openai | grep '96 of 100 left'
+"""
+
+
+NODE_TESTS = "bindings/node/test"
+NODE_SHORT = [*suites.NODE_SMOKE, f"{NODE_TESTS}/command.test.mjs", f"{NODE_TESTS}/vectors.test.mjs"]
+PYTHON_SHORT = [*suites.PYTHON_SMOKE, f"{suites.PYTHON}/test_vectors.py"]
+# What Python's tests import.
+IMPORTED = ["aiohttp", "django", "httpx", "pytest", "pytest-timeout", "requests"]
+# Tests that say nothing of a platform, or cannot run there, each with the reason. (Files of Node; files and tests of Python.)
+LEFT_OUT = {
+    f"{suites.PYTHON}/test_documented.py::test_every_public_name_has_a_docstring": "it imports the libraries of all integrations",
+}
 
 
 def build(targets, env):
@@ -64,20 +84,22 @@ def environment(target, **more):
     return {**os.environ, "NO_COLOR": "1", "PATH": path, **more}
 
 
-def for_python(target, out):
-    """Has pip choose the wheel for the platform, and put it into a folder with what tests it."""
+def install_python(target, out):
+    """Has pip choose the wheel for the platform, and puts it into a folder with what its tests import."""
     python = (userland.programs(target)[-1] / "python3").readlink().name
     tag = NAMES[target][1]
-    lines = (ROOT / "bindings/python/requirements-dev.txt").read_text().split()
-    tools = [line for line in lines if line.startswith(("pytest==", "pytest-timeout=="))]
+    pinned = (ROOT / "bindings/python/requirements-dev.txt").read_text().split()
+    tools = [line for line in pinned if line.split("==")[0] in IMPORTED]
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", fresh(out)]
     chosen = ["--only-binary=:all:", f"--platform={tag}", f"--python-version={python.removeprefix('python')}"]
     run(*pip, *chosen, only(f"python/*-abi3-*{tag}*.whl"), *tools)
-    tests = [*suites.PYTHON_SMOKE, f"{suites.PYTHON}/test_vectors.py"]
-    return ["python3", *suites.PYTEST_IN[1:], *tests], environment(target, PYTHONPATH=str(out)), ROOT
+    # The programs are beside the interpreter, as in an environment. They begin with the Python of the pip that installed them.
+    beside, command = out / "bin/python3", out / "bin/workglow-limit"
+    beside.symlink_to(userland.programs(target)[-1] / "python3")
+    command.write_text(re.sub(r"\A#!.*", f"#!{beside}", command.read_text()))
 
 
-def for_node(target, out):
+def install_node(target, out):
     """A tree like this one, where the package is as it is published and finds its native code as an optional dependency."""
     name = NAMES[target][0]
     here, there = ROOT / "bindings/node", fresh(out) / "bindings/node"
@@ -89,32 +111,53 @@ def for_node(target, out):
     shutil.copytree(here / "test", there / "test")
     for path in ("docs", "tests", "bindings/node/node_modules"):
         (out / path).symlink_to(ROOT / path)
-    tests = [*suites.NODE_SMOKE, "bindings/node/test/command.test.mjs", "bindings/node/test/vectors.test.mjs"]
-    return ["node", "--test", "--test-timeout=900000", *tests], environment(target), out
 
 
-def for_c(target, archive, out):
-    """The compiler that links the tests to the archive's libraries; zig's own library unwinds for it."""
+def first_screen(folder, node):
+    """Writes its two programs, word for word. Node looks for the package from where its program is."""
+    page = (ROOT / "README.md").read_text()
+    paths = {"python": folder / "first.py", "js": node / "bindings/node/first.mjs"}
+    for language, path in paths.items():
+        path.write_text(re.search(rf"^```{language}\n(.*?)^```$", page, re.M | re.S)[1])
+    return map(str, paths.values())
+
+
+def compiler(target, path):
+    """Writes the compiler that links C's tests to the archive's libraries; zig's own library unwinds for it."""
     # zig checks no syntax alone, and a header is the same for any compiler.
     program(
-        out / "cc",
+        path,
         'case " $* " in *" -fsyntax-only "*) exec cc "$@" ;; esac\n'
         f'exec "{sys.executable}" -m ziglang cc -target {target.replace("-unknown", "")} "$@" -lunwind',
     )
-    env = {**environment(target), "PATH": suites.PATH, "CC": str(out / "cc"), "WGL_TARGET": target}
-    return ["tests/c/run", str(archive / "lib")], env, ROOT
+    return str(path)
 
 
-def tests(target, out):
+def tests(target, out, is_short):
     """What runs of a target: a name, the patterns of its output, a command, its environment and its folder."""
-    with_c = unpacked(only(f"c/*-{NAMES[target][0]}.tar.gz"), out / "archive")
-    yield (
-        "command",
-        CHECK,
-        ["sh", "-c", SESSION, str(with_c / "bin/workglow-limit")],
-        environment(target),
-        fresh(out / "session"),
+    archive = unpacked(only(f"c/*-{NAMES[target][0]}.tar.gz"), out / "archive")
+    python, node, session = out / "python", out / "node", fresh(out / "session")
+    install_python(target, python)
+    install_node(target, node)
+    command, env = str(archive / "bin/workglow-limit"), environment(target, PYTHONPATH=str(python))
+    yield "command", CHECK, ["sh", "-c", SESSION, command], env, session
+    yield "first screen", CHECK, ["sh", "-c", FIRST_SCREEN, command, *first_screen(session, node)], env, session
+    # Its tools are this machine's.
+    with_zig = {**environment(target), "PATH": suites.PATH, "CC": compiler(target, out / "cc"), "WGL_TARGET": target}
+    yield "C", PLAIN, ["tests/c/run", str(archive / "lib")], with_zig, ROOT
+    names = (
+        NODE_SHORT
+        if is_short
+        else sorted(str(path.relative_to(ROOT)) for path in (ROOT / NODE_TESTS).glob("*.test.mjs"))
     )
-    yield "C", PLAIN, *for_c(target, with_c, out)
-    yield "Node", NODE, *for_node(target, out / "node")
-    yield "Python", PYTEST, *for_python(target, out / "python")
+    names = [name for name in names if name not in LEFT_OUT]
+    yield "Node", NODE, ["node", "--test", "--test-timeout=900000", *names], env, node
+    names = PYTHON_SHORT if is_short else sorted(str(path) for path in (ROOT / suites.PYTHON).glob("test_*.py"))
+    deselected = [f"--deselect={name}" for name in LEFT_OUT]
+    yield (
+        "Python",
+        PYTEST,
+        [str(python / "bin/python3"), *suites.PYTEST_IN[1:], "--rootdir=.", *names, *deselected],
+        env,
+        ROOT,
+    )

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cache import Debian, once, program, run
+from cache import CACHE, Debian, once, program, run
 
 HERE = "x86_64-unknown-linux-gnu"
 # Standard libraries that Debian has compiled.
@@ -65,6 +65,11 @@ def compile_std(folder, rust, target):
         if not library.name.startswith("libempty"):
             library.rename(folder / "lib" / library.name)
     shutil.rmtree(folder / "target")
+
+
+def is_there(target):
+    """Whether the cache has a compiler for it."""
+    return any(CACHE.glob(f"std-*-{target}/.whole"))
 
 
 def prepare(targets):
