@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import run as suites
@@ -154,10 +155,18 @@ def tests(target, out, is_short):
     yield "Node", NODE, ["node", "--test", "--test-timeout=900000", *names], env, node
     names = PYTHON_SHORT if is_short else sorted(str(path) for path in (ROOT / suites.PYTHON).glob("test_*.py"))
     deselected = [f"--deselect={name}" for name in LEFT_OUT]
+    # A folder of its own (short: sockets are there): pytest would remove at its end what other runs left, while one of them may do so, too.
     yield (
         "Python",
         PYTEST,
-        [str(python / "bin/python3"), *suites.PYTEST_IN[1:], "--rootdir=.", *names, *deselected],
+        [
+            str(python / "bin/python3"),
+            *suites.PYTEST_IN[1:],
+            "--rootdir=.",
+            f"--basetemp={tempfile.mkdtemp()}/t",
+            *names,
+            *deselected,
+        ],
         env,
         ROOT,
     )
