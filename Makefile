@@ -248,6 +248,10 @@ endif
 foreign-check: $(VENV)/ready
 	$(PYTHON) scripts/foreign check
 
+# Says so if the cache has no compilers: it fetches nothing.
+foreign-check: $(VENV)/ready
+	$(PYTHON) scripts/foreign check
+
 # ---- what there is to do ----
 
 # A C program against the prefix, which finds its library wherever it is started.
