@@ -452,3 +452,356 @@ fn reads_of_waiters(server: &mut Server, decisions: u64) -> u64 {
     assert!(asked >= decisions, "{asked} requests are counted");
     read
 }
+
+/// A line once took a denial because others come first for one that only ends of its own process could change.
+#[test]
+fn who_holds_the_others_units_asks_while_one_is_free() {
+    for server in Server::each("line-r1") {
+        let mut fleet = Fleet::new(&server, "2 concurrent");
+        assert!(fleet.take(0, 1) && fleet.take(0, 1));
+        let first = fleet.join(1, waiter());
+        assert_eq!(fleet.ask(&[1]), []);
+        let second = fleet.join(0, waiter());
+        assert_eq!(fleet.ask(&[0]), []);
+        fleet.end();
+        fleet.clock.advance(16 * MOMENT);
+        assert_eq!(fleet.advance(0), [], "the other process comes first");
+        assert_eq!(fleet.ask(&[1]), [(1, first)]);
+        let (process, permit) = fleet.held.pop().unwrap();
+        fleet.limiters[process].complete(&permit).unwrap();
+        // Nobody holds this unit, and only one waits. 64 ms at most.
+        let mut after = 0;
+        while after < 400 {
+            let started = fleet.advance(0);
+            if started == [(0, second)] {
+                break;
+            }
+            fleet.clock.advance(4 * MOMENT);
+            after += 4;
+        }
+        assert!(after <= 68, "a unit was idle for {after} ms");
+    }
+}
+
+#[test]
+fn a_waiter_that_leaves_leaves_the_unit_to_the_next() {
+    for server in Server::each("line-r1b") {
+        let mut fleet = Fleet::new(&server, "2 concurrent");
+        assert!(fleet.take(0, 1));
+        assert!(fleet.take(0, 1));
+        let first = fleet.join(1, waiter());
+        assert_eq!(fleet.ask(&[1]), []);
+        let second = fleet.join(0, waiter());
+        assert_eq!(fleet.ask(&[0]), []);
+        fleet.end();
+        fleet.clock.advance(16 * MOMENT);
+        assert_eq!(fleet.advance(0), []);
+        fleet.lines[1].leave(first);
+        let mut after = 0;
+        while after < 400 {
+            if fleet.advance(0) == [(0, second)] {
+                break;
+            }
+            fleet.clock.advance(4 * MOMENT);
+            after += 4;
+        }
+        assert!(after <= 68, "a unit was idle for {after} ms");
+    }
+}
+
+/// A silent line is known for as long as it is silent.
+#[test]
+fn a_silent_line_stays_known() {
+    for server in Server::each("line-r2") {
+        let mut fleet = Fleet::new(&server, "2 concurrent");
+        assert!(fleet.take(0, 1) && fleet.take(0, 1));
+        fleet.join(0, Waiter::new("key", 2));
+        assert_eq!(fleet.ask(&[0]), []);
+        fleet.clock.advance(149 * MOMENT);
+        fleet.end();
+        assert_eq!(fleet.advance(0), []);
+        let mut at = 149;
+        let mut stolen = None;
+        while at < 640 {
+            if fleet.take(1, 1) {
+                stolen = Some(at);
+                break;
+            }
+            fleet.clock.advance(2 * MOMENT);
+            at += 2;
+            assert_eq!(fleet.advance(0), []);
+        }
+        assert_eq!(stolen, None);
+    }
+}
+
+/// With hundreds of keys a line once paused for longer than the server knows its waiter.
+#[test]
+fn with_many_keys_a_waiter_stays_known() {
+    for server in Server::each("line-r3") {
+        let mut fleet = Fleet::new(&server, "1 concurrent lease 1h");
+        assert!(fleet.take(2, 1));
+        let mut keep = Vec::new();
+        for n in 0..800 {
+            let key = format!("k{n}");
+            let Attempt::Admitted(permit) = fleet.limiters[2].attempt(&key, 1).unwrap() else { panic!() };
+            keep.push(permit);
+        }
+        fleet.clock.advance(Duration::from_secs(10));
+        for n in 0..800 {
+            let key = format!("k{n}");
+            assert!(matches!(fleet.lines[0].join(Waiter::new(&key, 1)).unwrap(), Joined::Waiting(_)));
+        }
+        let first = fleet.join(0, waiter());
+        assert_eq!(fleet.ask(&[0]), []);
+        fleet.clock.advance(MOMENT);
+        fleet.end();
+        // The unit is free. Nobody else comes before the first one, as long as the server knows it.
+        let mut at = 0;
+        let mut outcome = String::from("nothing");
+        while at < 6000 {
+            let started = fleet.advance(0);
+            if started.contains(&(0, first)) {
+                outcome = format!("it started after {at} ms");
+                break;
+            }
+            if fleet.take(1, 1) {
+                outcome = format!("it was passed after {at} ms");
+                break;
+            }
+            fleet.clock.advance(50 * MOMENT);
+            at += 50;
+        }
+        assert!(outcome.starts_with("it started"), "{outcome}");
+    }
+}
+
+/// Lines of many keys look as often as few do.
+#[test]
+fn silent_lines_share_the_rate_of_looks() {
+    for server in Server::each("line-r4") {
+        let mut fleet = Fleet::new(&server, "1 concurrent");
+        let mut keep = Vec::new();
+        for n in 0..1280 {
+            let key = format!("k{n}");
+            let Attempt::Admitted(permit) = fleet.limiters[0].attempt(&key, 1).unwrap() else { panic!() };
+            keep.push(permit);
+        }
+        for n in 0..1280 {
+            let key = format!("k{n}");
+            assert!(matches!(fleet.lines[0].join(Waiter::new(&key, 1)).unwrap(), Joined::Waiting(_)));
+        }
+        assert_eq!(fleet.ask(&[0]), []);
+        let next = fleet.lines[0].next().unwrap();
+        assert!(next >= 40 * MOMENT, "1,280 looks each {next:?}; at full rate 25,000 a second");
+    }
+}
+
+/// The next first waiter of a silent line once was unknown as long as the line was silent.
+#[test]
+fn the_next_waiter_of_a_silent_line_is_told_of() {
+    for server in Server::each("line-r5") {
+        let mut fleet = Fleet::new(&server, "1 concurrent");
+        assert!(fleet.take(0, 1));
+        let limiter = Arc::<dyn Limiter>::clone(&fleet.limiters[0]);
+        let mut leaves = Seat::new(waiter());
+        let mut stays = Seat::new(waiter());
+        for _ in 0..3 {
+            assert!(matches!(leaves.step(&*limiter).unwrap(), Step::Sleep(_)));
+            fleet.clock.advance(MOMENT);
+        }
+        assert!(matches!(stays.step(&*limiter).unwrap(), Step::Sleep(_)));
+        fleet.clock.advance(MOMENT);
+        fleet.join(1, waiter());
+        leaves.leave(&*limiter);
+        let mut told = None;
+        for at in 0..200 {
+            assert!(matches!(stays.step(&*limiter).unwrap(), Step::Sleep(_)));
+            if at == 40 {
+                fleet.end();
+                let started = fleet.ask(&[1]);
+                told = Some(started.is_empty());
+                break;
+            }
+            fleet.clock.advance(MOMENT);
+        }
+        assert_eq!(told, Some(true), "who has asked later started first");
+    }
+}
+
+/// The same of a more urgent one.
+#[test]
+fn an_urgent_waiter_of_a_silent_line_is_told_of() {
+    for server in Server::each("line-r5b") {
+        for is_seat in [true, false] {
+            let mut fleet = Fleet::new(&server, "1 concurrent lease 1h");
+            let holder = if is_seat { 0 } else { 2 };
+            assert!(fleet.take(holder, 1));
+            fleet.clock.advance(Duration::from_secs(10));
+            let limiter = Arc::<dyn Limiter>::clone(&fleet.limiters[0]);
+            fleet.join(1, waiter());
+            assert_eq!(fleet.ask(&[1]), []);
+            let mut usual = Seat::new(waiter());
+            let mut urgent = Seat::new(waiter().priority(-1));
+            if is_seat {
+                for _ in 0..3 {
+                    assert!(matches!(usual.step(&*limiter).unwrap(), Step::Sleep(_)));
+                    fleet.clock.advance(MOMENT);
+                }
+                assert!(matches!(urgent.step(&*limiter).unwrap(), Step::Sleep(_)));
+            } else {
+                fleet.join(0, waiter());
+                assert_eq!(fleet.ask(&[0]), []);
+                fleet.join(0, waiter().priority(-1));
+                assert_eq!(fleet.advance(0), []);
+            }
+            let mut at = 0;
+            while at < 30 {
+                fleet.clock.advance(2 * MOMENT);
+                at += 2;
+                if is_seat {
+                    assert!(matches!(urgent.step(&*limiter).unwrap(), Step::Sleep(_)));
+                } else {
+                    assert_eq!(fleet.advance(0), []);
+                }
+            }
+            fleet.end();
+            let started = fleet.ask(&[1]);
+            assert_eq!(started, [], "the urgent one waits since 30 ms");
+            drop(fleet);
+            server.forget_all();
+        }
+    }
+}
+
+/// A wake-up after `clear` in this process, or a change of the policy there, is heard.
+#[test]
+fn a_clear_in_the_own_process_wakes_its_line() {
+    for server in Server::each("line-r6") {
+        let mut fleet = Fleet::new(&server, "1 concurrent");
+        assert!(fleet.take(0, 1));
+        let first = fleet.join(0, waiter());
+        assert_eq!(fleet.ask(&[0]), []);
+        fleet.limiters[0].clear("key").unwrap();
+        let started = fleet.ask(&[0]);
+        assert_eq!(started, [(0, first)]);
+    }
+}
+
+/// Two statements of one denial see different moments on Postgres. A line once went silent when the last unit was given back between them.
+#[cfg(feature = "postgres")]
+#[test]
+fn a_unit_that_is_given_back_during_a_denial_is_not_the_own_processs() {
+    for mut server in Server::each("line-r8").filter(|server| server.kind() == "postgres") {
+        let mut fleet = Fleet::new(&server, "1 concurrent");
+        assert!(fleet.take(1, 1));
+        let (process, permit) = fleet.held.remove(0);
+        let ending = Arc::<dyn Limiter>::clone(&fleet.limiters[process]);
+        let server = server.postgres();
+        let locks = |granted: &str| {
+            let count = "SELECT count(*) FROM pg_locks WHERE relation = 'workglow_limit.waiters'::regclass AND ";
+            server.command(&format!("{count} mode IN ('ShareLock', 'RowExclusiveLock') AND {granted}"))
+        };
+        let first = std::thread::scope(|scope| {
+            // The denial waits where it notes its waiter, until the unit is given back.
+            scope.spawn(|| {
+                server.command(
+                    "DO $$ BEGIN LOCK TABLE workglow_limit.waiters IN SHARE MODE; \
+                     WHILE EXISTS (SELECT FROM workglow_limit.leases) LOOP PERFORM pg_sleep(0.001); END LOOP; END $$",
+                )
+            });
+            wait_until("it has the lock", || locks("granted") == "1");
+            scope.spawn(|| {
+                wait_until("the denial waits", || locks("NOT granted") == "1");
+                ending.complete(&permit).unwrap();
+            });
+            fleet.join(0, waiter())
+        });
+        let mut after = 0;
+        while after < 400 && fleet.advance(0) != [(0, first)] {
+            fleet.clock.advance(4 * MOMENT);
+            after += 4;
+        }
+        assert!(after <= 68, "a unit was idle for {after} ms");
+    }
+}
+
+/// A start deletes what expired waiters have left, and waits for whoever is just renewing one of these.
+#[cfg(feature = "postgres")]
+#[test]
+fn a_start_waits_for_no_waiter_that_is_renewed() {
+    for mut server in Server::each("line-r12").filter(|server| server.kind() == "postgres") {
+        let mut fleet = Fleet::new(&server, "1 concurrent");
+        assert!(fleet.take(1, 1));
+        fleet.join(0, waiter());
+        assert_eq!(fleet.ask(&[0]), []);
+        fleet.end();
+        fleet.clock.advance(KNOWN + 10 * MOMENT);
+        let server = server.postgres();
+        std::thread::scope(|scope| {
+            let said = scope.spawn(|| {
+                server.command(
+                    "CREATE TEMP TABLE said (blocked boolean); \
+                     DO $$ DECLARE b boolean := false; BEGIN UPDATE workglow_limit.waiters SET till = till + 300000; \
+                     FOR i IN 1..2000 LOOP b := EXISTS (SELECT FROM pg_locks WHERE NOT granted); EXIT WHEN b \
+                     OR EXISTS (SELECT FROM workglow_limit.leases); PERFORM pg_sleep(0.001); END LOOP; \
+                     INSERT INTO said VALUES (b); END $$; SELECT blocked FROM said",
+                )
+            });
+            wait_until("it has the row", || {
+                let count = "SELECT count(*) FROM pg_locks WHERE relation = 'workglow_limit.waiters'::regclass AND mode = 'RowExclusiveLock'";
+                server.command(count) == "1"
+            });
+            assert!(fleet.take(2, 1));
+            let said = said.join().unwrap();
+            assert_eq!(said, "f");
+        });
+    }
+}
+
+/// With some dozen keys a line once took the bell of another key's block for its own, and was never silent.
+#[cfg(feature = "redis")]
+#[test]
+fn lines_of_some_dozen_keys_are_silent() {
+    for server in Server::each("line-r9").filter(|server| server.kind() == "redis") {
+        let mut fleet = Fleet::new(&server, "1 concurrent");
+        let keys: Vec<String> = (0..40).map(|n| format!("k{n}")).collect();
+        for key in &keys {
+            assert!(matches!(fleet.limiters[0].attempt(key, 1).unwrap(), Attempt::Admitted(_)));
+        }
+        for key in &keys {
+            assert!(matches!(fleet.lines[0].join(Waiter::new(key, 1)).unwrap(), Joined::Waiting(_)));
+        }
+        assert_eq!(fleet.ask(&[0]), []);
+        let asked = || {
+            let Server::Redis(server) = &server else { unreachable!() };
+            let info = server.info("commandstats");
+            let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).unwrap();
+            line.split(',').next().unwrap().parse::<u64>().unwrap()
+        };
+        let before = asked();
+        for _ in 0..5 {
+            fleet.clock.advance(16 * MOMENT);
+            assert_eq!(fleet.advance(0), []);
+        }
+        assert_eq!(asked() - before, 0, "nothing has ended");
+    }
+}
+
+/// What the function of an earlier version answers is what its callers read: the owners of others begin at the sixth number.
+#[cfg(feature = "postgres")]
+#[test]
+fn an_earlier_programs_view_reads_the_others_where_it_did() {
+    for mut server in Server::each("line-r13").filter(|server| server.kind() == "postgres") {
+        let mut fleet = Fleet::new(&server, "1 concurrent");
+        assert!(fleet.take(1, 1));
+        let server = server.postgres();
+        let said = server.command(
+            "SELECT array_to_string(workglow_limit.decide_concurrency('view', l.name, s.hash, l.version, '{}', 1000000, 1000, '{1}', \
+             ARRAY[1, 77, e.site, 5, 6, 0]), ' ') || ' owner ' || e.owner FROM workglow_limit.limits l, workglow_limit.holders s, \
+             workglow_limit.leases e WHERE s.limit_id = l.id AND e.id = s.id",
+        );
+        let (answer, owner) = said.split_once(" owner ").unwrap();
+        assert_eq!(answer.split(' ').nth(5), Some(owner), "{said}");
+    }
+}
