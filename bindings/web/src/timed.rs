@@ -307,7 +307,7 @@ impl Timed {
         let mut former = self.former();
         if policy != self.policy {
             let frame = |window, is_smooth| frame(at.phase, window, is_smooth);
-            if carry_over((&self.policy, None), &policy, frame, &mut history, at.now) {
+            if carry_over(&self.policy, &policy, frame, &mut history, at.now) {
                 former = Some(self.policy);
             }
         }

@@ -948,8 +948,7 @@ impl<'a> Log<'a> {
 
     /// Returns how many of the units that were [left out](Log::left_out) the ledger lacks.
     pub fn owed(&self) -> u64 {
-        let units = self.left_out[0].load(Acquire) & Forgotten::MANY;
-        units.min(self.first().saturating_sub(self.logged.load(Acquire)))
+        self.left_out().0.min(self.first().saturating_sub(self.logged.load(Acquire)))
     }
 
     /// Returns the ticket after the last.
@@ -1017,7 +1016,7 @@ impl<'a> Log<'a> {
         let unlogged =
             |starts: &[Start]| starts.iter().filter(|some| !some.is_logged).map(|some| some.units).sum::<u64>();
         // These are older than all that is written. As many tickets precede the first: see `Log::owed`.
-        let owed = unlogged(&history.starts).saturating_sub(unlogged(&starts));
+        let owed = if self.is_small() { unlogged(&history.starts).saturating_sub(unlogged(&starts)) } else { 0 };
         // The same slots and parities come again every two laps.
         let end = self.end();
         let burnt = end + history.end.max(owed).saturating_sub(end).div_ceil(2 * size) * 2 * size;
