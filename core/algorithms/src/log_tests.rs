@@ -205,7 +205,7 @@ fn places_that_are_ready_sooner_keep_the_limit() {
                         all.retain(|one| one.units > 0);
                         // (A ring that is full of places keeps the newest of its starts.)
                         let held: u64 = all.iter().map(|one| one.units).sum();
-                        debt = debt.min(15 - held);
+                        debt = debt.min(15u64.saturating_sub(held));
                         let at = all.partition_point(|one| one.stamp <= tick);
                         let added = Start { stamp: tick, units: debt, state: SETTLED, id: u64::MAX, is_logged: false };
                         all.splice(at..at, (debt > 0).then_some(added));

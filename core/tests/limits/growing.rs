@@ -164,7 +164,7 @@ fn threads_that_start_while_a_ring_grows_get_the_whole_limit_together() {
 /// One of them is forked from the other, with a limiter that it has used.
 #[test]
 fn processes_that_start_while_a_ring_grows_get_the_whole_limit_together() {
-    let (dir, admitted) = (Dir::in_memory("growing"), shared(1));
+    let (dir, admitted) = (Dir::in_memory("growing-together"), shared(1));
     let store = Store::new(&dir.url()).unwrap();
     let limiter = RateLimiter::new(&store, "api", 700, HOUR).unwrap();
     for round in 0..10 {
@@ -235,7 +235,7 @@ fn permits_and_places_of_a_smaller_ring_stay_valid() {
 
 #[test]
 fn grown_and_small_rings_change_their_policies_alike() {
-    for url in ["memory:", &Dir::in_memory("growing").url()] {
+    for url in ["memory:", &Dir::in_memory("growing-changes").url()] {
         let store = Store::new(url).unwrap();
         let limiter = RateLimiter::new(&store, "api", 1_000, HOUR).unwrap();
         for (key, starts) in [("small", 5), ("grown", 200)] {
@@ -283,7 +283,7 @@ fn a_longer_window_counts_what_a_small_ring_could_have_admitted() {
 
 #[test]
 fn grown_and_small_rings_are_restored_after_a_reboot() {
-    let (dir, left) = (Dir::in_memory("growing"), shared(3));
+    let (dir, left) = (Dir::in_memory("growing-reboot"), shared(3));
     Child::run(|| {
         present_boot(1);
         let store = Store::new(&dir.url()).unwrap();

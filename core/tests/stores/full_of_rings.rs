@@ -486,28 +486,6 @@ fn a_ring_that_became_smaller_bounds_nothing_that_was_before() {
     }
 }
 
-/// A start whose units did not fit, and that is taken back, takes no later one with it.
-#[test]
-fn a_start_that_was_left_out_takes_no_later_one_back() {
-    for goes_back in [false, true] {
-        let clock = ManualClock::new();
-        let store = sized("memory:", 64 * MIB, Some(&clock));
-        let api = store.limiter("api", "5000/1h").unwrap();
-        let first = start(&*api, "key", 600).unwrap();
-        clock.advance(Duration::from_secs(600));
-        start(&*api, "key", 600).unwrap();
-        store.override_limit("api", "200/1h", None).unwrap();
-        api.cancel(&first).unwrap();
-        if goes_back {
-            store.override_limit("api", "5000/1h", None).unwrap();
-        }
-        clock.advance(Duration::from_secs(3_060));
-        // The second one started 51 minutes ago.
-        let left = api.peek("key", 1).unwrap().remaining;
-        assert!(left <= if goes_back { 4_400 } else { 0 }, "{left} left");
-    }
-}
-
 /// The first debt that does not fit leaves out all earlier starts of its key.
 #[test]
 fn a_debt_of_a_start_that_was_left_out_counts() {

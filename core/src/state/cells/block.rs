@@ -73,8 +73,8 @@ impl<'h> BlockCells<'h> {
     /// The block as one slice.
     #[inline(always)]
     pub fn words(self, table: &Table) -> &'h [AtomicU64] {
-        // (Where rings do not grow, the table says as much.)
-        let ring = if table.first_ring == table.ring { table.ring } else { self.ring() };
+        // (A key keeps its ring when its policy changes. Of other cells, all have one size.)
+        let ring = if table.is_log { self.ring() } else { table.ring };
         if ring < table.first_ring {
             nonsense(format_args!("a ring of {ring} words at {}", self.at));
         }

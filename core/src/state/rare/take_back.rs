@@ -1,7 +1,7 @@
 //! Which entries of a history are a start's, and how its units are taken out of them.
 
 use crate::algorithm::log::{SETTLED, StartId};
-use crate::algorithm::{Forgotten, History, Start};
+use crate::algorithm::{History, Start};
 use crate::policy::{Policy, Shape};
 use crate::time::Tick;
 
@@ -10,14 +10,10 @@ use crate::time::Tick;
 ///
 /// Under another policy a start may count from a later time, at which other starts count, too. The first entry that is
 /// no earlier than the start has its units, or such that count no longer than they do. (In windows of the clock, only the
-/// one of the start, or of the change if its former window had not ended then. It may be no longer known.) That is not so if its units
-/// were [left out](may_be_left_out): then there are none.
+/// one of the start, or of the change if its former window had not ended then. It may be no longer known.)
 pub(crate) fn parts(policy: &Policy, history: &History, start: StartId) -> Vec<usize> {
     let History { starts, era, first_era, changed, .. } = history;
     let is_of_era = *era != 0 && (*first_era..=*era).contains(&start.ticket);
-    if is_of_era && !policy.is_bucket() && may_be_left_out(history, start) {
-        return Vec::new();
-    }
     let (from, until) = match &policy.0 {
         Shape::Counter { window, .. } => (start.stamp.min(*changed), start.stamp.min(*changed) + window.length),
         _ => (start.stamp, Tick::MAX),
@@ -37,19 +33,13 @@ pub(crate) fn parts(policy: &Policy, history: &History, start: StartId) -> Vec<u
     parts
 }
 
-/// Returns whether a start's units may be among those that did not fit into its key's cells.
-pub(crate) fn may_be_left_out(history: &History, start: StartId) -> bool {
-    let is_later = |some: &Forgotten| some.units < Forgotten::MANY && some.stamp >= start.stamp;
-    history.left_out >= start.stamp || history.forgotten.iter().any(is_later)
-}
-
 /// Settles a start that is no longer known, if there may be one: its units were left out, or it was copied without its ticket, where
 /// there was no space for that. Its units cannot be taken back, but what it owes counts. Returns whether there may be one.
 pub(crate) fn settle_unknown(policy: &Policy, history: &mut History, start: StartId) -> bool {
     let is_it =
         |s: &&mut Start| s.id == u64::MAX && s.state != SETTLED && (s.stamp, s.units) == (start.stamp, start.weight);
     policy.has_origins() && history.starts.iter_mut().find(is_it).map(|s| s.state = SETTLED).is_some()
-        || may_be_left_out(history, start)
+        || history.left_out > 0 && history.left_out >= start.stamp
 }
 
 /// Takes a start out of a history, if it is there and not settled. Returns whether it did. `ahead`: see
