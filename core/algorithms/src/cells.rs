@@ -153,7 +153,7 @@ impl Cells<'_> {
     pub fn write(&self, history: &History, window: Window, now: Now) -> Option<u64> {
         match self {
             Cells::Log(log) => log.write(history, now),
-            Cells::Slices(slices) => slices.write(&history.starts, window, now),
+            Cells::Slices(slices) => slices.write(history, window, now),
             Cells::Meter(meter) => meter.write(history, now),
             Cells::Counter(counter) => counter.write(history, now),
             Cells::Leases(leases) => {

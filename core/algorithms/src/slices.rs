@@ -485,7 +485,8 @@ impl<'a> Slices<'a> {
             Forgotten { stamp, units: written, is_bounded: false },
         ];
         forgotten.retain(|some| some.units > 0 && some.stamp + MAX_TIME > now.floor);
-        History { starts, forgotten, era: self.era.load(Acquire), ..History::default() }
+        let slice = self.scale(window).began;
+        History { starts, forgotten, era: self.era.load(Acquire), slice, ..History::default() }
     }
 
     /// Returns what was started after the first `from` units, as one or two starts per slice: those in the ledger, and
@@ -523,13 +524,14 @@ impl<'a> Slices<'a> {
         (starts, (last, after - from.min(after)))
     }
 
-    /// Begins another life that contains those of these starts, in ascending order, that are in the window. They count
-    /// from their stamps, or later by less than a slice (exactly, if they were written with the same window). Returns
-    /// the value for `life`.
+    /// Begins another life that contains those of the starts that are in the window. They count from their stamps, or later by
+    /// less than a slice. With the same window the slices begin when they did, so that each start is found where its permit
+    /// says. Returns the value for `life`.
     ///
     /// Only for a caller that has these cells alone: they are zeroed, or sealed with `life` closed, before `now` was
     /// read. `None`: they have had too many lives.
-    pub fn write(&self, starts: &[Start], window: Window, now: Now) -> Option<u64> {
+    pub fn write(&self, history: &History, window: Window, now: Now) -> Option<u64> {
+        let starts = &history.starts;
         debug_assert!(starts.is_sorted_by_key(|s| s.stamp));
         // No caller fills further than this beyond the old head.
         let life = (slice_in(self.head.load(Acquire)) + SLICES) / STRIDE + 1;
@@ -549,8 +551,12 @@ impl<'a> Slices<'a> {
 
         let slice = Scale::new(0, 0, window.length).slice;
         let (oldest, newest) = kept.last().zip(kept.first()).map_or((now.floor, now.floor), |(a, b)| (a.0, b.0));
-        // The first slice ends with the oldest start.
+        // The first slice ends with the oldest start, or with that one's slice.
         let mut began = (oldest + 1).saturating_sub(slice);
+        if history.slice > 0 {
+            let phase = history.slice % slice;
+            began = began.checked_sub((began + slice - phase) % slice).unwrap_or(phase);
+        }
         // Starts before a place count before it.
         began -= began.saturating_sub(now.floor).div_ceil(slice) * slice;
         // Some slices earlier, so that the slices stay where they are; those of another window, up to some ticks later.

@@ -86,10 +86,10 @@ impl Cells {
         let base = self.log().seal();
         let sealed = Slices { base, ..self.log() };
         let now = self.now();
-        let starts = sealed.history(W, now).starts;
+        let history = sealed.history(W, now);
         // A swap, because loom does not know that a store after another thread's compare-and-swap is the later one.
         self.life.swap(base | CLOSED, AcqRel);
-        let base = sealed.write(&starts, Window { limit: 2, length: W }, now).unwrap();
+        let base = sealed.write(&history, Window { limit: 2, length: W }, now).unwrap();
         self.life.store(base, Release);
     }
 }

@@ -81,13 +81,13 @@ impl Key {
     fn rebuild(&self, change: impl FnOnce(&mut Vec<Start>)) {
         let base = self.log().seal();
         let sealed = Slices { base, ..self.log() };
-        let mut starts = sealed.history(self.window.length, self.clock()).starts;
-        change(&mut starts);
+        let mut history = sealed.history(self.window.length, self.clock());
+        change(&mut history.starts);
         self.life.swap(base | CLOSED, AcqRel);
-        let Some(base) = sealed.write(&starts, self.window, self.clock()) else {
+        let Some(base) = sealed.write(&history, self.window, self.clock()) else {
             // Stands for other cells.
             self.ring.iter().chain([&self.head, &self.life]).for_each(|cell| cell.store(0, Relaxed));
-            let base = self.log().write(&starts, self.window, self.clock());
+            let base = self.log().write(&history, self.window, self.clock());
             return self.life.store(base.expect("new cells have a life"), Release);
         };
         self.life.store(base, Release);
@@ -576,7 +576,7 @@ fn cells_that_had_too_many_lives_are_refused() {
     let key = Key::new(5_000, S);
     let last = std::iter::repeat_with(|| {
         let base = key.log().seal();
-        let next = key.log().write(&[], key.window, key.clock());
+        let next = key.log().write(&History::default(), key.window, key.clock());
         key.life.store(next.unwrap_or(base), Release);
         next
     })
@@ -595,10 +595,11 @@ fn starts_of_another_window_count_no_earlier_and_hardly_later() {
         old.advance(S);
     }
     let sealed = Slices { base: old.log().seal(), ..old.log() };
-    let starts = sealed.history(60 * S, old.clock()).starts;
+    let history = sealed.history(60 * S, old.clock());
+    let starts = &history.starts;
     assert_eq!(starts.iter().map(|s| s.units).sum::<u64>(), 7_000);
     new.now.set(old.now.get());
-    new.life.store(new.log().write(&starts, new.window, new.clock()).unwrap(), Release);
+    new.life.store(new.log().write(&history, new.window, new.clock()).unwrap(), Release);
     for start in starts.iter().filter(|s| s.stamp + 7 * S > old.now.get()).skip(2) {
         let ready = new.claim(6_000 - 1_000 * starts.iter().filter(|s| s.stamp > start.stamp).count() as u64).ready;
         assert!((0..new.slice()).contains(&(ready - (start.stamp + 7 * S))), "{start:?} leaves at {ready}");
@@ -615,7 +616,8 @@ fn a_place_too_far_for_a_shorter_ring_delays_the_others() {
         let starts = [(from, 1_000), (far, 2_000)];
         let starts =
             starts.map(|(stamp, units)| Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false });
-        key.life.store(key.log().write(&starts, key.window, key.clock()).unwrap(), Release);
+        let history = History { starts: starts.to_vec(), ..History::default() };
+        key.life.store(key.log().write(&history, key.window, key.clock()).unwrap(), Release);
         assert_eq!(key.view(1).remaining, 2_000);
         key.advance(1_800 * S);
         assert_eq!(key.view(1).remaining, 2_000);
@@ -753,7 +755,7 @@ fn threads_never_exceed_a_window() {
                         if thread == 0 && round % 500 == 0 {
                             let base = log().seal();
                             let sealed = Slices { base, ..log() };
-                            let held = sealed.history(length, clock()).starts;
+                            let held = sealed.history(length, clock());
                             life.swap(base | CLOSED, AcqRel);
                             life.store(sealed.write(&held, window, clock()).unwrap(), Release);
                         }

@@ -1,11 +1,19 @@
 //! Keys and tables that move under their users: rewritten logs, replaced policies, lost lanes. Starts keep counting
 //! wherever they are, once, and only for their own key.
 
-use crate::common::Dir;
+use crate::common::{Dir, Random, number};
+use std::rc::Rc;
 use std::time::Duration;
 use workglow_limit::*;
 
 const HOUR: Duration = Duration::from_secs(3_600);
+
+fn on_a_manual_clock() -> (Store, ManualClock) {
+    let clock = ManualClock::new();
+    let mut options = StoreOptions::default();
+    options.clock = Some(clock.clone());
+    (Store::with_options("memory:", options).unwrap(), clock)
+}
 
 fn admitted(limiter: &impl Limiter, key: &str, weight: u64) -> bool {
     limiter.decide(key, weight).unwrap().admitted
@@ -42,10 +50,7 @@ fn a_start_counts_under_a_limit_smaller_than_its_weight() {
 
 #[test]
 fn a_longer_window_counts_starts_that_a_rewritten_log_left_out() {
-    let clock = ManualClock::new();
-    let mut options = StoreOptions::default();
-    options.clock = Some(clock.clone());
-    let store = Store::with_options("memory:", options).unwrap();
+    let (store, clock) = on_a_manual_clock();
     let shorter = RateLimiter::new(&store, "api", 10, Duration::from_secs(1)).unwrap();
     for _ in 0..10 {
         assert!(admitted(&shorter, "", 1));
@@ -54,6 +59,141 @@ fn a_longer_window_counts_starts_that_a_rewritten_log_left_out() {
     move_key(&shorter, "");
     let longer = RateLimiter::new(&store, "api", 10, HOUR).unwrap();
     assert!(!admitted(&longer, "", 1), "10 of 10 have started in this hour");
+}
+
+/// A smaller limit keeps starts one by one, and only the newest fit. The one before them was only counted.
+#[test]
+fn a_start_that_a_smaller_limit_left_out_takes_no_later_one_back() {
+    for ((first, then), key) in
+        [(600, 600), (450, 600), (600, 100), (5, 600)].into_iter().flat_map(|some| [(some, ""), (some, "key")])
+    {
+        let (store, clock) = on_a_manual_clock();
+        let larger = RateLimiter::new(&store, "api", 5_000, HOUR).unwrap();
+        let start = |weight| match larger.attempt(key, weight).unwrap() {
+            Attempt::Admitted(permit) => permit,
+            denied => panic!("{denied:?}"),
+        };
+        let early = start(first);
+        clock.advance(HOUR / 6);
+        let late = start(then);
+        let smaller = RateLimiter::new(&store, "api", 200, HOUR).unwrap();
+        larger.cancel(&early).unwrap();
+        clock.advance(HOUR * 5 / 6 + Duration::from_secs(60));
+        assert_eq!(smaller.peek(key, 1).unwrap().remaining, 200u64.saturating_sub(then), "{first}, then {then}");
+        larger.cancel(&late).unwrap();
+        assert_eq!(smaller.peek(key, 1).unwrap().remaining, 200, "{first}, then {then}, both cancelled");
+        // Under the larger limit, too.
+        let larger = RateLimiter::new(&store, "api", 5_000, HOUR).unwrap();
+        assert_eq!(larger.peek(key, 1).unwrap().remaining, 5_000, "{first}, then {then}, both cancelled");
+    }
+}
+
+/// The first debt moves the key into other cells. Its other starts are still found there.
+#[test]
+fn starts_of_one_moment_are_settled_one_by_one() {
+    let (store, _clock) = on_a_manual_clock();
+    for (i, limit) in [100, 5_000].into_iter().enumerate() {
+        let limiter = RateLimiter::new(&store, &format!("api {i}"), limit, HOUR).unwrap();
+        let permits = [18, 60, 10].map(|weight| match limiter.attempt("key", weight).unwrap() {
+            Attempt::Admitted(permit) => permit,
+            denied => panic!("{denied:?}"),
+        });
+        limiter.settle(&permits[0], 20).unwrap();
+        limiter.settle(&permits[1], 63).unwrap();
+        limiter.cancel(&permits[2]).unwrap();
+        assert_eq!(limiter.peek("key", 1).unwrap().remaining, limit - 83);
+    }
+}
+
+/// Permits of before a clear take nothing back, whatever numbers the key's starts have since.
+#[test]
+fn permits_of_cleared_starts_take_nothing_back() {
+    for cleared in ["", "key"] {
+        let (store, _clock) = on_a_manual_clock();
+        let open = |limit| {
+            let limiter = RateLimiter::new(&store, "api", limit, HOUR).unwrap();
+            limiter.open().unwrap();
+            limiter
+        };
+        let start = |limiter: &RateLimiter, weight| match limiter.attempt("key", weight).unwrap() {
+            Attempt::Admitted(permit) => permit,
+            denied => panic!("{denied:?}"),
+        };
+        let kept = open(200);
+        let permits = [39, 43].map(|weight| start(&kept, weight));
+        let counted = open(9_000);
+        counted.clear(cleared).unwrap();
+        start(&counted, 700);
+        start(&open(4_000), 366);
+        let last = open(9_000);
+        permits.iter().for_each(|permit| kept.cancel(permit).unwrap());
+        assert_eq!(last.peek("key", 1).unwrap().remaining, 9_000 - 1_066, "after clear({cleared:?})");
+    }
+}
+
+/// Random starts, ends and limits, above the largest limit whose starts are kept one by one and below it. What is free is never
+/// more than the limit less the units that count.
+#[test]
+fn units_that_end_under_other_limits_are_never_those_of_others() {
+    const MINUTE: Duration = Duration::from_secs(60);
+    for case in 0..number("CASES", 300) {
+        let mut random = Random::seeded(number("SEED", 0) + case);
+        let key = random.pick(&["", "key"]);
+        let (store, clock) = on_a_manual_clock();
+        let new = |limit| {
+            let limiter = Rc::new(RateLimiter::new(&store, "api", limit, HOUR).unwrap());
+            limiter.open().unwrap();
+            (limit, limiter)
+        };
+        let pick = |random: &mut Random| new(random.pick(&[5_000, 200, 9_000, 20, 4_000, 1_000]));
+        let (mut limit, mut limiter) = pick(&mut random);
+        let (mut said, mut minute) = (vec![format!("limit {limit}")], 0);
+        // The permit and its limiter, the minute and the units.
+        let mut starts: Vec<(Option<(RawPermit, Rc<RateLimiter>)>, u32, u64)> = Vec::new();
+        for _ in 0..20 {
+            match random.below(11) / 2 {
+                0 | 1 => {
+                    let weight = 1 + random.below(limit.min(700));
+                    if let Attempt::Admitted(permit) = limiter.attempt(key, weight).unwrap() {
+                        starts.push((Some((permit, limiter.clone())), minute, weight));
+                        said.push(format!("start {weight}"));
+                    }
+                }
+                2 => {
+                    let wait = random.below(40) as u32;
+                    clock.advance(MINUTE * wait);
+                    minute += wait;
+                    said.push(format!("wait {wait}"));
+                }
+                3 => {
+                    (limit, limiter) = pick(&mut random);
+                    said.push(format!("limit {limit}"));
+                }
+                5 => {
+                    limiter.clear(key).unwrap();
+                    starts.iter_mut().for_each(|start| start.2 = 0);
+                    said.push("clear".to_owned());
+                }
+                _ if starts.is_empty() => {}
+                _ => {
+                    let at = random.below(starts.len() as u64) as usize;
+                    let Some((permit, limiter)) = starts[at].0.take() else { continue };
+                    let weight = starts[at].2;
+                    let actual = random.below(2) * random.below(2 * weight.max(100));
+                    if actual == 0 { limiter.cancel(&permit) } else { limiter.settle(&permit, actual) }.unwrap();
+                    said.push(format!("of start {at}: {actual}"));
+                    starts[at].2 = actual.min(weight);
+                    // A debt is at most a whole limit, and none where the start was cleared.
+                    let debt = if weight > 0 { actual.saturating_sub(weight).min(limit) } else { 0 };
+                    starts.push((None, minute, debt));
+                }
+            }
+            let counting: u64 = starts.iter().filter(|(_, began, _)| minute < began + 60).map(|some| some.2).sum();
+            let free = limiter.peek(key, 1).unwrap().remaining;
+            let most = limit.saturating_sub(counting);
+            assert!(free <= most, "case {case}: {free} are free instead of at most {most}: {key:?}, {said:?}");
+        }
+    }
 }
 
 /// Two units are in use all the time. A caller that gets three of four has taken the key for a new one.

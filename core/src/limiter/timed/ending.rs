@@ -92,8 +92,10 @@ impl Timed {
                 true => is_counted_place(place.ticket) && start.ticket == history.era,
                 false => history.starts[i].state == PLACE,
             });
-            take_units(&table.policy, history, &parts, (start, place.grace), start.weight);
-            was_there.set(!parts.is_empty());
+            if !parts.is_empty() {
+                take_units(&table.policy, history, &parts, (start, place.grace), start.weight);
+                was_there.set(true);
+            }
         })?;
         Ok(was_there.get())
     }
@@ -124,9 +126,10 @@ impl Timed {
         self.limit.rewrite(hash, debt, |home, table, history| {
             used.set(used.get().or_else(|| Self::use_place(home, permit)));
             let start = known(&used.get().unwrap_or(*permit)).1;
-            let mut parts = parts(&table.policy, history, start);
-            parts.retain(|_| !is_counted_place(permit.ticket) || start.ticket == history.era);
-            if parts.is_empty() && !is_over && !settle_unknown(&table.policy, history, start) {
+            // A place of an earlier policy was not carried over.
+            let is_gone = is_counted_place(permit.ticket) && start.ticket != history.era;
+            let parts = if is_gone { Vec::new() } else { parts(&table.policy, history, start) };
+            if parts.is_empty() && !is_over && (is_gone || !settle_unknown(&table.policy, history, start)) {
                 return; // It has already ended.
             }
             parts.iter().for_each(|&i| history.starts[i].state = SETTLED);

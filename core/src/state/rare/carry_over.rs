@@ -29,7 +29,7 @@ pub(crate) fn carry_over(
             // Starts before the first change have another era, as long as any of them is known.
             let is_after = |tick| old.window_of(tick) > old.window_of(history.changed);
             if history.starts.iter().all(|start| is_after(start.stamp)) && history.changed > 0 {
-                (history.changed, history.first_era) = (0, history.era);
+                (history.changed, history.first) = (0, Some(history.era));
             }
             history.changed = if history.changed == 0 { now.ceil } else { history.changed };
             history.end_windows(&old, now);
@@ -40,11 +40,14 @@ pub(crate) fn carry_over(
             let mut windows = old.certain_windows().to_vec();
             windows.extend(history.held.take().map(|limit| Window { limit, length: old.longest_window() }));
             history.remember(&windows, new.largest(), new.counts_since(now));
+            if old.longest() != new.longest() {
+                // They are of another length now.
+                history.slice = 0;
+            }
             if new.is_counted() && !old.is_counted() {
                 // From here on, the tickets of the log are eras.
-                let tickets = history.starts.iter().map(|start| start.id).filter(|id| *id != u64::MAX);
-                let eras = Some(history.first_era).filter(|_| history.era != 0);
-                history.first_era = tickets.chain(eras).min().unwrap_or(history.end);
+                let tickets = || history.starts.iter().map(|start| start.id).filter(|id| *id != u64::MAX);
+                history.first = history.first.or_else(|| tickets().min()).or(Some(history.end));
             }
         }
     }

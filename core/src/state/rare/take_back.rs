@@ -1,9 +1,10 @@
 //! Which entries of a history are a start's, and how its units are taken out of them.
 
 use crate::algorithm::log::{SETTLED, StartId};
-use crate::algorithm::{History, Start};
+use crate::algorithm::{Forgotten, History, Start};
 use crate::policy::{Policy, Shape};
 use crate::time::Tick;
+use std::ops::RangeBounds;
 
 /// The indices of this start's entries. Where units are, or were, only counted, these are all entries of its slice, the
 /// unlogged ones first.
@@ -12,8 +13,8 @@ use crate::time::Tick;
 /// no earlier than the start has its units, or such that count no longer than they do. (In windows of the clock, only the
 /// one of the start, or of the change if its former window had not ended then. It may be no longer known.)
 pub(crate) fn parts(policy: &Policy, history: &History, start: StartId) -> Vec<usize> {
-    let History { starts, era, first_era, changed, .. } = history;
-    let is_of_era = *era != 0 && (*first_era..=*era).contains(&start.ticket);
+    let History { starts, era, changed, .. } = history;
+    let is_of_era = is_of_era(history, start);
     let (from, until) = match &policy.0 {
         Shape::Counter { window, .. } => (start.stamp.min(*changed), start.stamp.min(*changed) + window.length),
         _ => (start.stamp, Tick::MAX),
@@ -26,46 +27,81 @@ pub(crate) fn parts(policy: &Policy, history: &History, start: StartId) -> Vec<u
     let is_part = |s: &Start| match is_of_era {
         true => is_counted(&s) && (Some(s.stamp) == at || policy.is_bucket()),
         false if policy.is_counted() => false,
-        false => s.id == start.ticket && s.stamp == start.stamp && s.units == start.weight && s.state != SETTLED,
+        false => is_named(s, start) && s.units <= start.weight && s.state != SETTLED,
     };
     let mut parts: Vec<usize> = (0..starts.len()).filter(|&i| is_part(&starts[i])).collect();
     parts.sort_by_key(|&i| starts[i].is_logged);
     parts
 }
 
+/// Returns whether this is a start of which only the units are, or were, counted.
+fn is_of_era(history: &History, start: StartId) -> bool {
+    let History { first, era, .. } = *history;
+    era != 0 && first.is_some_and(|first| (first..=era).contains(&start.ticket))
+}
+
 /// Settles a start that is no longer known, if there may be one: its units were left out, or it was copied without its ticket, where
-/// there was no space for that. Its units cannot be taken back, but what it owes counts. Returns whether there may be one.
+/// there was no space for that. What it owes counts. Returns whether there may be one.
 pub(crate) fn settle_unknown(policy: &Policy, history: &mut History, start: StartId) -> bool {
     let is_it =
         |s: &&mut Start| s.id == u64::MAX && s.state != SETTLED && (s.stamp, s.units) == (start.stamp, start.weight);
     policy.has_origins() && history.starts.iter_mut().find(is_it).map(|s| s.state = SETTLED).is_some()
         || history.left_out > 0 && history.left_out >= start.stamp
+        || !policy.windows().is_empty()
+            && !history.starts.iter().any(|s| is_named(s, start))
+            && (history.forgotten.iter().any(|some| may_hold(some, start.stamp..))
+                || history.starts.iter().any(|s| s.id == u64::MAX && s.stamp >= start.stamp))
+}
+
+/// Returns whether this is what is known of a start.
+fn is_named(known: &Start, start: StartId) -> bool {
+    (known.id, known.stamp) == (start.ticket, start.stamp)
+}
+
+/// Returns whether these forgotten units may have been started at one of these moments: none is later than their stamp.
+fn may_hold(some: &Forgotten, stamps: impl RangeBounds<Tick>) -> bool {
+    some.units < Forgotten::MANY && stamps.contains(&some.stamp)
 }
 
 /// Takes a start out of a history, if it is there and not settled. Returns whether it did. `ahead`: see
 /// `Taken::ahead`.
 pub(crate) fn take_back(policy: &Policy, history: &mut History, start: StartId, ahead: u64) -> bool {
     let parts = parts(policy, history, start);
-    take_units(policy, history, &parts, (start, ahead), start.weight);
-    !parts.is_empty()
+    start.weight > take_units(policy, history, &parts, (start, ahead), start.weight)
 }
 
-/// Takes this many units from these starts, and removes starts that have none left.
+/// Takes this many units of a start from its parts, and removes starts that have none left. Returns how many were not
+/// there.
+///
+/// The older units of a key may have been left out of its cells, and part of a start with them. It is one of those that are no
+/// earlier than the start. The earliest of these are taken: so what remains counts for as long as what should remain, or
+/// for longer.
 pub(crate) fn take_units(
     policy: &Policy,
     history: &mut History,
     parts: &[usize],
     (start, ahead): (StartId, u64),
     mut units: u64,
-) {
+) -> u64 {
     if let (Shape::Bucket(bucket), [_, ..]) = (&policy.0, parts) {
-        return bucket.take_back(history, start, ahead, units);
+        bucket.take_back(history, start, ahead, units);
+        return 0;
     }
-    let History { starts, .. } = history;
-    for &i in parts {
-        let taken = units.min(starts[i].units);
-        starts[i].units -= taken;
+    let may_be_left_out = !policy.windows().is_empty() && (!parts.is_empty() || is_of_era(history, start));
+    let History { starts, forgotten, .. } = history;
+    let known = parts.first().map_or(Tick::MAX, |&i| starts[i].stamp);
+    let mut take = |from: &mut u64| {
+        let taken = units.min(*from);
+        *from -= taken;
         units -= taken;
-    }
+    };
+    // (The newest come first.)
+    let earlier = forgotten.iter_mut().rev().filter(|some| may_be_left_out && may_hold(some, start.stamp..known));
+    earlier.for_each(|some| take(&mut some.units));
+    parts.iter().for_each(|&i| take(&mut starts[i].units));
+    let others = forgotten.iter_mut().rev().filter(|some| may_be_left_out && may_hold(some, start.stamp..));
+    others.for_each(|some| take(&mut some.units));
     starts.retain(|start| start.units > 0);
+    forgotten.retain(|some| some.units > 0);
+    units
 }
