@@ -26,6 +26,7 @@ mod made;
 mod many;
 mod moving;
 mod named;
+mod never_over;
 mod observing;
 mod others;
 mod places;

@@ -1,8 +1,7 @@
 //! Keys and tables that move under their users: rewritten logs, replaced policies, lost lanes. Starts keep counting
 //! wherever they are, once, and only for their own key.
 
-use crate::common::{Dir, Random, number};
-use std::rc::Rc;
+use crate::common::Dir;
 use std::time::Duration;
 use workglow_limit::*;
 
@@ -128,71 +127,6 @@ fn permits_of_cleared_starts_take_nothing_back() {
         let last = open(9_000);
         permits.iter().for_each(|permit| kept.cancel(permit).unwrap());
         assert_eq!(last.peek("key", 1).unwrap().remaining, 9_000 - 1_066, "after clear({cleared:?})");
-    }
-}
-
-/// Random starts, ends and limits, above the largest limit whose starts are kept one by one and below it. What is free is never
-/// more than the limit less the units that count.
-#[test]
-fn units_that_end_under_other_limits_are_never_those_of_others() {
-    const MINUTE: Duration = Duration::from_secs(60);
-    for case in 0..number("CASES", 300) {
-        let mut random = Random::seeded(number("SEED", 0) + case);
-        let key = random.pick(&["", "key"]);
-        let (store, clock) = on_a_manual_clock();
-        let new = |limit| {
-            let limiter = Rc::new(RateLimiter::new(&store, "api", limit, HOUR).unwrap());
-            limiter.open().unwrap();
-            (limit, limiter)
-        };
-        let pick = |random: &mut Random| new(random.pick(&[5_000, 200, 9_000, 20, 4_000, 1_000]));
-        let (mut limit, mut limiter) = pick(&mut random);
-        let (mut said, mut minute) = (vec![format!("limit {limit}")], 0);
-        // The permit and its limiter, the minute and the units.
-        let mut starts: Vec<(Option<(RawPermit, Rc<RateLimiter>)>, u32, u64)> = Vec::new();
-        for _ in 0..20 {
-            match random.below(11) / 2 {
-                0 | 1 => {
-                    let weight = 1 + random.below(limit.min(700));
-                    if let Attempt::Admitted(permit) = limiter.attempt(key, weight).unwrap() {
-                        starts.push((Some((permit, limiter.clone())), minute, weight));
-                        said.push(format!("start {weight}"));
-                    }
-                }
-                2 => {
-                    let wait = random.below(40) as u32;
-                    clock.advance(MINUTE * wait);
-                    minute += wait;
-                    said.push(format!("wait {wait}"));
-                }
-                3 => {
-                    (limit, limiter) = pick(&mut random);
-                    said.push(format!("limit {limit}"));
-                }
-                5 => {
-                    limiter.clear(key).unwrap();
-                    starts.iter_mut().for_each(|start| start.2 = 0);
-                    said.push("clear".to_owned());
-                }
-                _ if starts.is_empty() => {}
-                _ => {
-                    let at = random.below(starts.len() as u64) as usize;
-                    let Some((permit, limiter)) = starts[at].0.take() else { continue };
-                    let weight = starts[at].2;
-                    let actual = random.below(2) * random.below(2 * weight.max(100));
-                    if actual == 0 { limiter.cancel(&permit) } else { limiter.settle(&permit, actual) }.unwrap();
-                    said.push(format!("of start {at}: {actual}"));
-                    starts[at].2 = actual.min(weight);
-                    // A debt is at most a whole limit, and none where the start was cleared.
-                    let debt = if weight > 0 { actual.saturating_sub(weight).min(limit) } else { 0 };
-                    starts.push((None, minute, debt));
-                }
-            }
-            let counting: u64 = starts.iter().filter(|(_, began, _)| minute < began + 60).map(|some| some.2).sum();
-            let free = limiter.peek(key, 1).unwrap().remaining;
-            let most = limit.saturating_sub(counting);
-            assert!(free <= most, "case {case}: {free} are free instead of at most {most}: {key:?}, {said:?}");
-        }
     }
 }
 

@@ -111,11 +111,9 @@ impl Timed {
         if is_over && debt == 0 {
             return Ok(());
         }
-        if is_over {
+        if debt > 0 {
             // The key may have been forgotten since.
             self.limit.with_hash(hash, |_| Ok(()))?;
-        }
-        if debt > 0 {
             // Nothing has changed yet.
             let would_wait = self.limit.with_known(hash, |found| self.limit.would_wait(found, debt))?;
             if would_wait == Some(true) {
@@ -138,6 +136,8 @@ impl Timed {
             let (stamp, units) = (home.clock.now().ceil, debt.min(table.policy.capacity()));
             if units > 0 {
                 history.add_unlogged(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false });
+                // No policy has admitted it, so none bounds what there is.
+                history.is_mixed = true;
                 added_in.set(Some(home.instance));
             }
         })?;

@@ -45,8 +45,8 @@ impl BlockCells<'_> {
         let life = self.word(key_word::LIFE);
         let is_new = self.is_new();
         if table.policy.is_counted() {
-            // (Greater than the earlier eras and tickets of its limit, so that permits of starts that were cleared mean nothing.)
-            let era = self.home.new_number().max(history.end);
+            // No earlier one, and after all tickets of before a clear: permits of starts that were cleared mean nothing.
+            let era = history.end + self.home.new_number();
             self.word(key_word::OWN).store(era, Release);
             self.word(key_word::FIRST_ERA).store(era, Release);
         }

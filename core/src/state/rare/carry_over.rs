@@ -26,10 +26,10 @@ pub(crate) fn carry_over(
         }
         (Shape::Counter { window, is_smooth }, Shape::Counter { window: next, .. }) => {
             let old = frame(*window, *is_smooth);
-            // Starts before the first change have another era, as long as any of them is known.
+            // The first change, as long as any start before it is known.
             let is_after = |tick| old.window_of(tick) > old.window_of(history.changed);
-            if history.starts.iter().all(|start| is_after(start.stamp)) && history.changed > 0 {
-                (history.changed, history.first) = (0, Some(history.era));
+            if history.starts.iter().all(|start| is_after(start.stamp)) {
+                history.changed = 0;
             }
             history.changed = if history.changed == 0 { now.ceil } else { history.changed };
             history.end_windows(&old, now);

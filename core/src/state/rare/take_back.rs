@@ -40,15 +40,15 @@ fn is_of_era(history: &History, start: StartId) -> bool {
     era != 0 && first.is_some_and(|first| (first..=era).contains(&start.ticket))
 }
 
-/// Settles a start that is no longer known, if there may be one: its units were left out, or it was copied without its ticket, where
-/// there was no space for that. What it owes counts. Returns whether there may be one.
+/// Settles a start that is not found, if there may be one: its units were left out, or it was copied without its ticket, where
+/// there was no space for that. What it owes counts. Returns whether there may be one. (Starts that are only counted end once.)
 pub(crate) fn settle_unknown(policy: &Policy, history: &mut History, start: StartId) -> bool {
     let is_it =
         |s: &&mut Start| s.id == u64::MAX && s.state != SETTLED && (s.stamp, s.units) == (start.stamp, start.weight);
     policy.has_origins() && history.starts.iter_mut().find(is_it).map(|s| s.state = SETTLED).is_some()
         || history.left_out > 0 && history.left_out >= start.stamp
-        || !policy.windows().is_empty()
-            && !history.starts.iter().any(|s| is_named(s, start))
+        || policy.is_counted()
+        || !history.starts.iter().any(|s| is_named(s, start))
             && (history.forgotten.iter().any(|some| may_hold(some, start.stamp..))
                 || history.starts.iter().any(|s| s.id == u64::MAX && s.stamp >= start.stamp))
 }

@@ -180,12 +180,13 @@ impl<const SMOOTH: bool> Rules for Windows<SMOOTH> {
     }
 
     fn settle(&self, book: &mut Book, permit: &Permit, actual: u64, is_over: bool, now: Now) {
-        let knows = self.knows(book, permit);
+        let (knows, has) = (self.knows(book, permit), self.has(book, permit));
         self.edit(book, now, |known| {
             if knows {
                 self.take(known, permit, permit.weight.saturating_sub(actual));
             }
-            if knows || is_over {
+            // What it owes counts, even if its window is no longer known.
+            if has || is_over {
                 let debt = actual.saturating_sub(permit.weight).min(self.limit);
                 known.push((now.ceil / self.length, debt));
             }
