@@ -186,10 +186,12 @@ fn nothing_is_over_the_limit_in_any_order() {
     for case in seed..seed + cases {
         run("memory:", &KINDS[case as usize % KINDS.len()], case);
     }
+    // (Windows of a server's clock do not begin with those of a clock that stands still.)
+    let kinds: Vec<_> = KINDS.iter().filter(|kind| !kind.is_aligned).collect();
     for server in Server::each("never-over") {
         for case in seed..seed + cases / 20 {
             server.forget_all();
-            run(&server.url(), &KINDS[case as usize % KINDS.len()], case);
+            run(&server.url(), kinds[case as usize % kinds.len()], case);
         }
     }
 }
