@@ -8,6 +8,7 @@ import { casesOf, isLacking, kindOf, policyOf, KINDS } from "../../bindings/node
 import { changes } from "./changes.mjs";
 import { databases } from "./databases.mjs";
 import { faults } from "./faults.mjs";
+import { instances } from "./instances.mjs";
 import { Tabs, crash, kept, skip } from "./tabs.mjs";
 import { told } from "./told.mjs";
 
@@ -158,4 +159,4 @@ test("no window holds more, while a leader stands still and goes on", { skip }, 
   assert.ok(most <= limit, `${most} starts in ${window} ms`);
 });
 
-for (const [name, body] of [...faults, ...changes, ...told, ...databases]) test(name, { skip }, (t) => body(t, tabs));
+for (const [name, body] of [...faults, ...changes, ...told, ...databases, ...instances]) test(name, { skip }, (t) => body(t, tabs));

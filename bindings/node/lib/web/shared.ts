@@ -418,6 +418,7 @@ export class Shared implements Desk {
     this.#stint?.inlet?.close();
     this.#stint = null;
     this.#channels.close();
+    this.#engine.close();
     this.#die();
   }
 }
