@@ -7,6 +7,7 @@ import { existsSync, readFileSync } from "node:fs";
 import { createServer } from "node:http";
 import { delimiter, join } from "node:path";
 import { chromium } from "playwright-core";
+import { inTime, watch } from "./deadline.mjs";
 
 const root = join(import.meta.dirname, "../..");
 const built = join(root, "bindings/node/dist/web");
@@ -151,6 +152,7 @@ export class Tabs {
   async page(context, url = this.url) {
     const page = await context.newPage();
     page.setDefaultTimeout(PATIENCE);
+    watch(page);
     await this.load(page, url);
     return page;
   }
@@ -163,6 +165,11 @@ export class Tabs {
   /** Runs a function in a page of a new profile. */
   async run(t, body, argument) {
     return (await this.page(await this.context(t))).evaluate(body, argument);
+  }
+
+  /** Runs the body of a test. What does not end says what its pages were doing: `window.doing`, if they set it. */
+  within(body, deadline) {
+    return inTime(body, () => this.#browser.contexts().flatMap((context) => context.pages()), deadline);
   }
 
   /** Waits until this is true of the starts that were told. */

@@ -191,6 +191,33 @@ for (const kind of ["call", "answer", "placed", "leads", "begins", "beat"]) {
   });
 }
 
+test("a message that is lost stops nobody, however many wait before it", async (t, tabs) => {
+  const remaining = await tabs.run(t, async () => {
+    const open = async () => (await web.open("indexeddb:behind")).limiter("behind", "1 concurrent");
+    const leader = await open();
+    const held = await leader.acquire();
+    const client = await open();
+    await client.peek();
+    // It beats more often. (Not so often that the leader seems to be silent.)
+    const { setTimeout: usual } = window;
+    window.setTimeout = (call, ms) => usual(call, ms === 250 ? 50 : ms);
+    const leaving = new AbortController();
+    const waiting = Array.from({ length: 2_500 }, () => client.acquire({ signal: leaving.signal }).catch(() => {}));
+    await client.peek();
+    const { postMessage } = BroadcastChannel.prototype;
+    BroadcastChannel.prototype.postMessage = function (message) {
+      if (message.kind !== "call") return postMessage.call(this, message);
+      BroadcastChannel.prototype.postMessage = postMessage;
+    };
+    const { remaining } = await client.peek();
+    leaving.abort();
+    await held.complete();
+    await Promise.all(waiting);
+    return remaining;
+  });
+  assert.equal(remaining, 0);
+});
+
 test("whoever has left when it had started does not wait at the next leader", async (t, tabs) => {
   const isAdmitted = await tabs.run(t, async () => {
     const code = `

@@ -3,21 +3,23 @@ import assert from "node:assert/strict";
 import { mkdtempSync, readFileSync, readdirSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { after, before, test } from "node:test";
+import { after, before, test as plain } from "node:test";
 import { casesOf, isLacking, kindOf, policyOf, KINDS } from "../../bindings/node/test/web/cases.mjs";
 import { changes } from "./changes.mjs";
 import { databases } from "./databases.mjs";
 import { faults } from "./faults.mjs";
+import { instances } from "./instances.mjs";
 import { Tabs, crash, kept, skip } from "./tabs.mjs";
 import { told } from "./told.mjs";
 
 let tabs;
 before(async () => void (skip || (tabs = await Tabs.launch())));
 after(() => tabs?.close());
+const test = (name, body) => plain(name, { skip }, (t) => tabs.within(() => body(t, tabs)));
 
-test("Chromium and the built entry are there", { skip: !process.env.WGL_ALL }, () => assert.equal(skip, false));
+plain("Chromium and the built entry are there", { skip: !process.env.WGL_ALL }, () => assert.equal(skip, false));
 
-test("the vectors hold, with another leader before each step", { skip }, async (t) => {
+test("the vectors hold, with another leader before each step", async (t) => {
   const vectors = join(import.meta.dirname, "../vectors");
   const files = readdirSync(vectors).filter((file) => file.endsWith(".vec"));
   const all = files.flatMap((file) =>
@@ -32,7 +34,13 @@ test("the vectors hold, with another leader before each step", { skip }, async (
       for (const [i, { file, one, policy }] of able.entries()) {
         const name = `vector ${i}`;
         // What a denial raises is not written.
-        const between = policy.includes("backoff") ? undefined : () => change(name);
+        const doing = ({ line, call }) => void (window.doing = `vector ${i}: ${file}, line ${line}: ${call}`);
+        const leads = ({ line }) => void (window.doing = `vector ${i}: ${file}, before line ${line}: another one leads`);
+        const between = async (step) => {
+          leads(step);
+          if (!policy.includes("backoff")) await change(name);
+          doing(step);
+        };
         await cases
           .run(web, `indexeddb:${name}`, one, policy, between)
           .catch((error) => wrong.push(`${file}: ${one.name}: ${error.message}`));
@@ -44,7 +52,7 @@ test("the vectors hold, with another leader before each step", { skip }, async (
   assert.deepEqual(wrong, []);
 });
 
-test("a limit is remembered when all tabs were closed", { skip }, async (t) => {
+test("a limit is remembered when all tabs were closed", async (t) => {
   const context = await tabs.context(t);
   const first = await tabs.page(context);
   await first.evaluate(async () => {
@@ -67,7 +75,7 @@ test("a limit is remembered when all tabs were closed", { skip }, async (t) => {
   assert.deepEqual(seen, [4, 6, 1, false, 1]);
 });
 
-test("what was told is on the disk when the whole browser is killed", { skip }, async (t) => {
+test("what was told is on the disk when the whole browser is killed", async (t) => {
   const profile = mkdtempSync(join(tmpdir(), "wgl-profile-"));
   t.after(() => rmSync(profile, { recursive: true, force: true, maxRetries: 9 }));
   const seen = [];
@@ -92,7 +100,7 @@ test("what was told is on the disk when the whole browser is killed", { skip }, 
   ]);
 });
 
-test("eight tabs and four workers use a limit up, while they are killed, reloaded and frozen", { skip }, async (t) => {
+test("eight tabs and four workers use a limit up, while they are killed, reloaded and frozen", async (t) => {
   const limit = 6_000;
   const context = await tabs.context(t);
   tabs.starts = [];
@@ -132,7 +140,7 @@ test("eight tabs and four workers use a limit up, while they are killed, reloade
   assert.ok(tabs.starts.length >= limit * 0.95);
 });
 
-test("no window holds more, while a leader stands still and goes on", { skip }, async (t) => {
+test("no window holds more, while a leader stands still and goes on", async (t) => {
   const [limit, window] = [20, 500];
   const context = await tabs.context(t);
   tabs.starts = [];
@@ -158,4 +166,4 @@ test("no window holds more, while a leader stands still and goes on", { skip }, 
   assert.ok(most <= limit, `${most} starts in ${window} ms`);
 });
 
-for (const [name, body] of [...faults, ...changes, ...told, ...databases]) test(name, { skip }, (t) => body(t, tabs));
+for (const [name, body] of [...faults, ...changes, ...told, ...databases, ...instances]) test(name, body);

@@ -4,7 +4,7 @@
 //! `text`, calls with their lengths, and reads the answer from `numbers`. A call returns 0, or a limit's number; or an error's
 //! number, which is negative, and then `text` is its message, `CODE MESSAGE`.
 //!
-//! A store is what `wgl_new` returned, and lives as long as its instance. Only one thread has an instance, so no call meets another.
+//! A store is what `wgl_new` returned, and lives until `wgl_free`. Only one thread has an instance, so no call meets another.
 
 use crate::Result;
 use crate::algorithm::time::{EPOCH_LEAD, Tick};
@@ -93,6 +93,12 @@ pub extern "C" fn wgl_version() -> u32 {
 pub extern "C" fn wgl_new(unix_us: f64, seed: f64) -> *mut Store {
     let limits = Limits::new(unix_us as i64, seed.to_bits());
     Box::into_raw(Box::new(Store { limits, text: Vec::new(), numbers: [0.0; DECISION + HELD * MAX_PARTS] }))
+}
+
+/// Frees a store: its address is not used again.
+#[unsafe(no_mangle)]
+pub extern "C" fn wgl_free(store: Box<Store>) {
+    drop(store);
 }
 
 /// Makes `text` this long, and returns its address.

@@ -11,7 +11,7 @@ use crate::permit::RawPermit;
 use crate::policy;
 use crate::server::crew::{Crew, WAITING};
 use crate::state::counts::DENIED;
-use crate::state::{Limit, Session, Wake, Woken};
+use crate::state::{KeyEnds, Limit, Session, Wake, Woken};
 use crate::stats::Stats;
 use crate::time::ManualClock;
 use std::cell::Cell;
@@ -308,6 +308,11 @@ pub trait Awaited: Quiet {
     /// Returns how long a gate stays closed for this key.
     fn closed(&self, _key: &str) -> Result<Duration> {
         Ok(Duration::ZERO)
+    }
+
+    /// Returns what the lines of this process have of a key on a server. `None`: none keeps who waits.
+    fn ends_on_server(&self, _key: &str) -> Option<&KeyEnds> {
+        None
     }
 
     /// Reads the bell of a key, which every completion rings. Read it before a claim; `None`: there is no bell.

@@ -40,6 +40,7 @@ pub(crate) use limit::{Bound, Key, Limit, STORE_AGAIN, Stuck};
 pub(crate) use rare::take_back::{parts, settle_unknown, take_units};
 pub(crate) use session::Session;
 pub(crate) use session::closing::{Wake, Woken};
+pub(crate) use session::ends::KeyEnds;
 pub use session::options::{Durability, OnError, StoreOptions};
 pub use store::{Store, doctor};
 pub(crate) use survey::Survey;

@@ -5,7 +5,7 @@ use super::line::{Fleet, MOMENT, waiter};
 use crate::common::server::Server;
 use std::sync::Arc;
 use std::time::Duration;
-use workglow_limit::embed::{Joined, Seat, Step, Waiter};
+use workglow_limit::embed::{Joined, Outcome, Seat, Step, Waiter};
 use workglow_limit::*;
 
 /// Lets time pass until a process starts somebody, in steps of 4 ms, and returns how many.
@@ -160,5 +160,74 @@ fn a_silent_line_hears_that_it_is_woken() {
         assert_eq!(fleet.ask(&[0]), []);
         fleet.limiters[0].clear("key").unwrap();
         assert_eq!(fleet.ask(&[0]), [(0, first)]);
+    }
+}
+
+/// The scripts that a Redis has run.
+#[cfg(feature = "redis")]
+fn requests(server: &Server) -> u64 {
+    let Server::Redis(server) = server else { unreachable!() };
+    let info = server.info("commandstats");
+    let calls = info.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).unwrap();
+    calls.split(',').next().unwrap().parse().unwrap()
+}
+
+/// The next waiter of a line that starts many is not known for a moment. So the line behind it seemed to be the first one again and
+/// again, and asked as often as that one.
+#[cfg(feature = "redis")]
+#[test]
+fn the_second_line_asks_seldom_while_the_first_one_starts_many() {
+    for server in Server::each("silent-second").filter(|server| server.kind() == "redis") {
+        let mut fleet = Fleet::new(&server, "1 concurrent");
+        for process in [0; 20].into_iter().chain([1]) {
+            match fleet.lines[process].join(waiter()).unwrap() {
+                Joined::Waiting(_) => {}
+                Joined::Done(Outcome::Admitted(permit)) => fleet.held.push((process, permit)),
+                Joined::Done(outcome) => panic!("{outcome:?}"),
+            }
+            fleet.clock.advance(MOMENT);
+        }
+        let (before, mut starts, mut left) = (requests(&server), [0; 2], 20);
+        while starts[1] < 4 {
+            fleet.clock.advance(MOMENT);
+            left -= 1;
+            if left == 0 {
+                let (process, _) = fleet.held[0];
+                fleet.end();
+                fleet.join(process, waiter());
+            }
+            for process in [0, 1] {
+                for (process, _) in fleet.advance(process) {
+                    (starts[process], left) = (starts[process] + 1, 20);
+                }
+            }
+        }
+        let (asked, [others, own]) = (requests(&server) - before, starts);
+        assert!((others + own) * 6 > asked, "{asked} requests for {others} and {own} starts");
+        assert!((18 * own..=22 * own).contains(&others), "{others} and {own} starts");
+    }
+}
+
+/// With some dozen keys, the bell of a line's key seemed to ring whenever it was looked at: what a server keeps has no lasting place
+/// in the process.
+#[cfg(feature = "redis")]
+#[test]
+fn lines_of_some_dozen_keys_are_silent() {
+    for server in Server::each("silent-dozen").filter(|server| server.kind() == "redis") {
+        let mut fleet = Fleet::new(&server, "1 concurrent");
+        let keys: Vec<String> = (0..64).map(|n| format!("key {n}")).collect();
+        for key in &keys {
+            assert!(matches!(fleet.limiters[0].attempt(key, 1).unwrap(), Attempt::Admitted(_)));
+        }
+        for key in &keys {
+            assert!(matches!(fleet.lines[0].join(Waiter::new(key, 1)).unwrap(), Joined::Waiting(_)));
+        }
+        assert_eq!(fleet.ask(&[0]), []);
+        let before = requests(&server);
+        for _ in 0..5 {
+            fleet.clock.advance(16 * MOMENT);
+            assert_eq!(fleet.advance(0), []);
+        }
+        assert_eq!(requests(&server) - before, 0, "nothing has ended");
     }
 }

@@ -8,6 +8,7 @@ interface Exports {
   readonly memory: WebAssembly.Memory;
   wgl_version?(): number;
   wgl_new(unixUs: number, seed: number): number;
+  wgl_free(store: number): void;
   wgl_text(store: number, length: number): number;
   wgl_text_length(store: number): number;
   wgl_numbers(store: number): number;
@@ -26,6 +27,9 @@ interface Exports {
   wgl_overriding(store: number, limit: number, key: number, hasKey: number): void;
   wgl_part(store: number, limit: number, part: number): void;
 }
+
+type Call = Exclude<keyof Exports, "memory" | "wgl_version" | "wgl_new">;
+type Given<K extends Call> = Parameters<Exports[K]> extends [number, ...infer Given extends number[]] ? Given : never;
 
 /** A time of the store in µs, rounded both ways: the true time is none before the first number and none after the second. */
 export type Time = readonly [from: number, to: number];
@@ -71,10 +75,16 @@ export class Engine {
   readonly #exports: Exports;
   readonly #store: number;
   readonly #parts: string[][] = [];
+  /** The calls that have begun and not returned: one that the module has failed never does. */
+  #begun = 0;
+  #isClosed = false;
+  readonly #freed: () => void;
 
-  constructor(instance: WebAssembly.Instance, unixUs: number) {
+  /** `freed`: called when this was closed and the instance is as good as new. */
+  constructor(instance: WebAssembly.Instance, unixUs: number, freed = () => {}) {
     this.#exports = instance.exports as unknown as Exports;
     this.#store = this.#exports.wgl_new(unixUs, Math.random());
+    this.#freed = freed;
   }
 
   /** Whether an instance is of the module of this version. */
@@ -83,11 +93,31 @@ export class Engine {
     return (exports as unknown as Exports).wgl_version?.() === number;
   }
 
+  /** Calls the module. */
+  #call<K extends Call>(name: K, ...given: Given<K>): ReturnType<Exports[K]> {
+    if (this.#isClosed) throw new Error("this engine was closed");
+    this.#begun++;
+    const of = this.#exports[name] as unknown as (...given: number[]) => ReturnType<Exports[K]>;
+    const answer = of(this.#store, ...given);
+    this.#begun--;
+    return answer;
+  }
+
+  /** Frees what it has. Later calls are errors. (If the module has failed, nobody knows what it has left.) */
+  close(): void {
+    if (this.#isClosed) return;
+    if (this.#begun === 0) {
+      this.#call("wgl_free");
+      this.#freed();
+    }
+    this.#isClosed = true;
+  }
+
   /** Passes the texts of a call, and returns their lengths. */
   #pass(...texts: (string | Uint8Array)[]): number[] {
     const all = texts.map((text) => (typeof text === "string" ? encoder.encode(text) : text));
-    let at = this.#exports.wgl_text(
-      this.#store,
+    let at = this.#call(
+      "wgl_text",
       all.reduce((sum, { length }) => sum + length, 0),
     );
     const memory = new Uint8Array(this.#exports.memory.buffer);
@@ -104,14 +134,14 @@ export class Engine {
   }
 
   #bytes(): Uint8Array {
-    const length = this.#exports.wgl_text_length(this.#store);
-    const at = this.#exports.wgl_text(this.#store, length);
+    const length = this.#call("wgl_text_length");
+    const at = this.#call("wgl_text", length);
     return new Uint8Array(this.#exports.memory.buffer, at, length);
   }
 
   /** A view of the numbers. The next call may make the memory larger, which takes it away. */
   #numbers(): Float64Array {
-    const at = this.#exports.wgl_numbers(this.#store);
+    const at = this.#call("wgl_numbers");
     return new Float64Array(this.#exports.memory.buffer, at, DECISION + HELD * MOST_PARTS);
   }
 
@@ -130,13 +160,13 @@ export class Engine {
   /** Declares a limit, or finds it if there is no policy. Returns its number. */
   limit(name: string, policy: string, time: Time): number {
     const [nameLength, policyLength] = this.#pass(name, policy);
-    return this.#checked(this.#exports.wgl_limit(this.#store, nameLength!, policyLength!, ...time));
+    return this.#checked(this.#call("wgl_limit", nameLength!, policyLength!, ...time));
   }
 
   /** Decides on a start and records it; or only `looks`. */
   decide(limit: number, key: string, weight: number, time: Time, looks = false): Decided {
     const [length] = this.#pass(key);
-    this.#checked(this.#exports.wgl_decide(this.#store, limit, length!, weight, Number(looks), ...time));
+    this.#checked(this.#call("wgl_decide", limit, length!, weight, Number(looks), ...time));
     const numbers = [...this.#numbers()];
     const [admitted, retry, suggested, remaining, most, reset, deniedBy, holds, isCounted, awaitsEnd] = numbers as unknown as Numbers;
     const isAdmitted = admitted !== 0;
@@ -160,7 +190,7 @@ export class Engine {
   #names(limit: number): readonly string[] {
     const names = (this.#parts[limit] ??= []);
     while (names.length === 0 || names.at(-1) !== "") {
-      this.#exports.wgl_part(this.#store, limit, names.length);
+      this.#call("wgl_part", limit, names.length);
       names.push(this.#text());
     }
     return names.slice(0, -1);
@@ -170,37 +200,37 @@ export class Engine {
   end(limit: number, key: string, weight: number, held: readonly number[], how: How, actual: number, time: Time): void {
     const [length] = this.#pass(key);
     this.#numbers().set(held, DECISION);
-    this.#checked(this.#exports.wgl_end(this.#store, limit, length!, weight, how, actual, ...time));
+    this.#checked(this.#call("wgl_end", limit, length!, weight, how, actual, ...time));
   }
 
   /** Lets nobody start for so many ms. */
   pause(limit: number, key: string, ms: number, time: Time): void {
     const [length] = this.#pass(key);
-    this.#checked(this.#exports.wgl_pause(this.#store, limit, length!, microseconds(ms), ...time));
+    this.#checked(this.#call("wgl_pause", limit, length!, microseconds(ms), ...time));
   }
 
   /** Forgets all starts, and opens the gate. */
   clear(limit: number, key: string): void {
     const [length] = this.#pass(key);
-    this.#checked(this.#exports.wgl_clear(this.#store, limit, length!));
+    this.#checked(this.#call("wgl_clear", limit, length!));
   }
 
   /** Overrides the policies of a limit or key, or lifts what does if there is no policy. */
   override(name: string, policy: string, key: string | undefined, time: Time): void {
     const [nameLength, policyLength, keyLength] = this.#pass(name, policy, key ?? "");
     const hasKey = Number(key !== undefined);
-    this.#checked(this.#exports.wgl_override(this.#store, nameLength!, policyLength!, keyLength!, hasKey, ...time));
+    this.#checked(this.#call("wgl_override", nameLength!, policyLength!, keyLength!, hasKey, ...time));
   }
 
   /** Makes the number of the next start greater than this one, and returns the last one. */
   number(least = 0): number {
-    return this.#exports.wgl_number(this.#store, least);
+    return this.#call("wgl_number", least);
   }
 
   /** Returns the state of a key, and until when it matters, in µs; `null` if there is nothing to keep. With "": also of all keys. */
   save(limit: number, key: string, time: Time): { readonly words: Uint8Array; readonly until: number } | null {
     const [length] = this.#pass(key);
-    const until = this.#exports.wgl_save(this.#store, limit, length!, ...time);
+    const until = this.#call("wgl_save", limit, length!, ...time);
     const words = this.#bytes().slice();
     return words.length > 0 ? { words, until } : null;
   }
@@ -208,33 +238,33 @@ export class Engine {
   /** Restores a key. `by`: when its policy changed, if it has, in µs. Returns whether this is no state of it: then it counts as used. */
   load(limit: number, key: string, words: Uint8Array, by: number, time: Time): boolean {
     const [length] = this.#pass(key, words);
-    return this.#exports.wgl_load(this.#store, limit, length!, by, ...time) !== 0;
+    return this.#call("wgl_load", limit, length!, by, ...time) !== 0;
   }
 
   /** Forgets a key that can be restored, and its policies. */
   drop(limit: number, key: string): void {
     const [length] = this.#pass(key);
-    this.#exports.wgl_drop(this.#store, limit, length!);
+    this.#call("wgl_drop", limit, length!);
   }
 
   /** Gives a start of a lost key its units back. */
   hold(limit: number, key: string, weight: number, held: readonly number[]): void {
     const [length] = this.#pass(key);
     this.#numbers().set(held, DECISION);
-    this.#exports.wgl_hold(this.#store, limit, length!, weight);
+    this.#call("wgl_hold", limit, length!, weight);
   }
 
   /** Returns the policies above the declared ones: of the limit, or of a key; "" if there are none. */
   overriding(limit: number, key: string | undefined): string {
     const [length] = this.#pass(key ?? "");
-    this.#exports.wgl_overriding(this.#store, limit, length!, Number(key !== undefined));
+    this.#call("wgl_overriding", limit, length!, Number(key !== undefined));
     return this.#text();
   }
 
   /** Returns a unit of time in ms; NaN if policies know none of this name. */
   unitOfTime(name: string): number {
     const [length] = this.#pass(name);
-    return this.#exports.wgl_unit(this.#store, length!) / 1e3 || Number.NaN;
+    return this.#call("wgl_unit", length!) / 1e3 || Number.NaN;
   }
 }
 

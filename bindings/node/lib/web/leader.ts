@@ -77,6 +77,7 @@ export interface Origin {
 export class Leader {
   readonly #database: Database;
   readonly #clock: LeaderClock;
+  readonly #engine: Engine;
   readonly #decider: Decider;
   readonly #kept: Kept;
   /** What all leaders of this database have in common, and what only this one has. */
@@ -101,6 +102,7 @@ export class Leader {
     this.#database = database;
     this.#clock = clock;
     this.id = id;
+    this.#engine = engine;
     this.#decider = new Decider(engine, clock);
     this.#kept = new Kept({
       database,
@@ -402,6 +404,7 @@ export class Leader {
     clearTimeout(this.#again);
     this.#watches.abort();
     this.#decider.close(new LimitError("another one leads", "store_failure", -9));
+    this.#engine.close();
     this.#end();
   }
 }

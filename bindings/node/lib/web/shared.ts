@@ -83,6 +83,8 @@ export class Shared implements Desk {
   #beats = 0;
   /** The last call when the leader was asked for calls, or changed. */
   #before = 0;
+  /** The last call that the leader was asked for, if there are more. */
+  #asked = 0;
   readonly #heard: HeardTime;
   #die = () => {};
   #wake = () => {};
@@ -190,13 +192,14 @@ export class Shared implements Desk {
     this.#wind();
   }
 
-  /** Calls that were open for long. (4) */
+  /** Calls that were open for long, and were not asked for the last time, if there are many. (4) */
   #old(): number[] {
     const old: number[] = [];
     for (const id of this.#open.keys()) {
       if (id > this.#before || old.length === ASKED) break;
-      old.push(id);
+      if (id > this.#asked) old.push(id);
     }
+    this.#asked = old.length === ASKED ? old.at(-1)! : 0;
     this.#before = this.#last;
     return old;
   }
@@ -418,6 +421,7 @@ export class Shared implements Desk {
     this.#stint?.inlet?.close();
     this.#stint = null;
     this.#channels.close();
+    this.#engine.close();
     this.#die();
   }
 }

@@ -6,6 +6,7 @@ import { Decider } from "./decider.js";
 import { Engine, How } from "./engine.js";
 import { LimitError, StoreClosed, invalid } from "./errors.js";
 import { keyOf, options as checked, text } from "./input.js";
+import { instanceOf } from "./instances.js";
 import { type Desk, type KeyOptions, Limiter, nameOf } from "./limiter.js";
 import { Shared } from "./shared.js";
 
@@ -30,13 +31,16 @@ export class Store {
   private constructor(url: string, desk: Desk, close: () => void) {
     this.url = url;
     this.#close = close;
+    const open = () => {
+      if (this.#isClosed) throw new StoreClosed(`store "${url}" was closed: to use it again, open it again`, "store_closed", -21);
+      return desk;
+    };
     const call: Desk["call"] = async (call) => {
       // (Closing it has completed its starts.)
       if (this.#isClosed && call.op === "end" && call.how === How.completed) return null;
-      if (this.#isClosed) throw new StoreClosed(`store "${url}" was closed: to use it again, open it again`, "store_closed", -21);
-      return desk.call(call);
+      return open().call(call);
     };
-    this.#desk = { call, unitOfTime: (name) => desk.unitOfTime(name) };
+    this.#desk = { call, unitOfTime: (name) => open().unitOfTime(name) };
   }
 
   /** @internal */
@@ -96,9 +100,9 @@ export async function openWith(compiled: () => Promise<WebAssembly.Module>, url:
   if (address !== "memory:" && name === undefined) throw invalid("url", url, '"memory:" or "indexeddb:NAME"');
   const imports = module === undefined ? [] : WebAssembly.Module.imports(module);
   const made = async (unixUs: number) => {
-    const instance = imports.length > 0 ? null : await WebAssembly.instantiate(module ?? (await compiled()), {});
-    if (instance === null || !Engine.fits(instance)) throw invalid("module", module, `the module of this package, version ${version}`);
-    return new Engine(instance, unixUs);
+    const [instance, leave] = imports.length > 0 ? [] : await instanceOf(module ?? (await compiled()));
+    if (!instance || !Engine.fits(instance)) throw invalid("module", module, `the module of this package, version ${version}`);
+    return new Engine(instance, unixUs, leave);
   };
   if (name === undefined) return inMemory(made, clock ?? new SystemClock());
   if (globalThis.navigator?.locks === undefined || globalThis.BroadcastChannel === undefined || !("indexedDB" in globalThis)) {
@@ -113,5 +117,9 @@ async function inMemory(made: (unixUs: number) => Promise<Engine>, clock: Clock)
   const decider = new Decider(engine, clock);
   const desk: Desk = { call: (call) => decider.call(call), unitOfTime: (name) => engine.unitOfTime(name) };
   const closed = new StoreClosed('store "memory:" was closed', "store_closed", -21);
-  return Store._of("memory:", desk, () => decider.close(closed));
+  const close = () => {
+    decider.close(closed);
+    engine.close();
+  };
+  return Store._of("memory:", desk, close);
 }

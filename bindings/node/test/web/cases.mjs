@@ -116,7 +116,7 @@ function assertEqual(got, wanted, what) {
   if (got !== wanted) throw new Error(`${what}: got ${got}, wanted ${wanted}`);
 }
 
-/** Runs a case on a new store at this address. `between`: what happens before each step. */
+/** Runs a case on a new store at this address. `between`: what happens before each step, which it is given. */
 export async function run({ LimitError, ManualClock, open }, address, one, policy, between = async () => {}) {
   const clock = new ManualClock();
   const store = await open(address, { clock });
@@ -126,7 +126,7 @@ export async function run({ LimitError, ManualClock, open }, address, one, polic
   for (const step of one.steps) {
     clock.advance((step.at - time) / 1000);
     time = step.at;
-    await between();
+    await between(step);
     let got;
     try {
       got = (await answer(store, limiter, step, permits)) ?? {};

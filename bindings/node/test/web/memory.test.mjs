@@ -282,3 +282,28 @@ test("a limit of another kind needs another name: the error says so", { skip }, 
   await store.limiter("one", "3/1h").peek();
   await assert.rejects(store.limiter("one", "2 concurrent").peek(), { code: "kind_mismatch", message: /: use another name$/ });
 });
+
+test("stores that are opened and closed one after the other share an instance of the module, and nothing else", { skip }, async (t) => {
+  const { open } = web;
+  const made = t.mock.method(WebAssembly, "instantiate");
+  for (let i = 0; i < 20; i++) {
+    const store = await open("memory:");
+    const limiter = store.limiter("one", "1/1h");
+    assert.ok(await limiter.tryAcquire());
+    assert.equal(await limiter.tryAcquire(), null);
+    store.close();
+  }
+  assert.ok(made.mock.callCount() <= 1, `${made.mock.callCount()} instances`);
+  // A store that is open has its own.
+  const stores = await Promise.all([1, 2, 3].map(() => open("memory:")));
+  for (const store of stores) assert.ok(await store.limiter("one", "1/1h").tryAcquire());
+});
+
+test("a store that was closed says so, whatever it is asked", { skip }, async () => {
+  const store = await web.open("memory:");
+  const limiter = store.limiter("one", "1/1h");
+  const permit = await limiter.tryAcquire();
+  store.close();
+  const calls = [() => limiter.peek(), () => limiter.acquire({ timeout: "1s" }), () => limiter.pause("1m"), () => permit.cancel()];
+  for (const call of calls) await assert.rejects(call, { code: "store_closed" });
+});

@@ -20,7 +20,7 @@ use crate::os;
 use crate::permit::{Kind, LeasePermit, RawPermit};
 use crate::policy::{self, Policy, Shape};
 use crate::state::counts::{ADMITTED, CANCELLED, DENIED};
-use crate::state::{Blocked, Home, Key, Limit, STORE_AGAIN, Store, StoreOptions, Table};
+use crate::state::{Blocked, Home, Key, KeyEnds, Limit, STORE_AGAIN, Store, StoreOptions, Table};
 use crate::time::{self, ManualClock, Tick, from_ticks};
 use served::Order;
 use std::cell::Cell;
@@ -618,11 +618,26 @@ impl Awaited for ConcurrencyLimiter {
         Ok(self.quiet_peek(key, 0)?.reset_after)
     }
 
+    fn ends_on_server(&self, key: &str) -> Option<&KeyEnds> {
+        let home = self.limit.home().ok().filter(|home| home.is_served)?;
+        Some(self.ends_of(home, home.hash(b'k', key)))
+    }
+
     fn read_bell(&self, key: &str) -> Option<u64> {
+        if self.limit.is_served() {
+            return Some(self.ends_on_server(key)?.bell.load(Acquire));
+        }
         self.with_leases(key, |_, leases| Ok(leases.bell.load(Acquire))).ok()
     }
 
     fn sleep_on_bell(&self, key: &str, seen: u64, nap: Duration, calls: u32) {
+        if self.limit.is_served() {
+            let Some(KeyEnds { bell, sleepers, .. }) = self.ends_on_server(key) else { return };
+            sleepers.fetch_add(1, SeqCst);
+            self.limit.store().sleep_at_bell(bell, seen, nap, calls);
+            sleepers.fetch_sub(1, SeqCst);
+            return;
+        }
         let _ = self.with_leases(key, |_, leases| {
             leases.sleepers.fetch_add(1, SeqCst);
             self.limit.store().sleep_at_bell(leases.bell, seen, nap, calls);

@@ -2,18 +2,20 @@
 
 use super::{ConcurrencyLimiter, renewal};
 use crate::algorithm::leases::{Lease, NEVER};
+use crate::atomic::SeqCst;
 use crate::decision::{Decision, LOOK_AGAIN};
 use crate::error::{Error, Result};
 use crate::fork::jitter;
 use crate::hash::Hash;
 use crate::hooks::{Event, Happening};
 use crate::limiter::line::{Asker, Terms};
+use crate::os;
 use crate::permit::{LeasePermit, RawPermit};
 use crate::policy::{self, Shape};
 use crate::server::site::Process;
 use crate::server::{number, renewed_lease};
 use crate::state::counts::{ADMITTED, CANCELLED, DENIED};
-use crate::state::{Blocked, Home, Key, Limit, Table};
+use crate::state::{Blocked, Home, Key, KeyEnds, Limit, Table};
 use crate::time::{Tick, from_ticks};
 use crate::waiting::InLine;
 use std::collections::VecDeque;
@@ -257,7 +259,7 @@ impl ConcurrencyLimiter {
             if was_held == 1 && is_cancelled {
                 found.add(CANCELLED, 1);
             }
-            Self::call_waiters(found);
+            self.call_waiters(found);
             Ok(may_be_lost && was_held == 0)
         })?;
         if ended == Some(true) {
@@ -277,7 +279,7 @@ impl ConcurrencyLimiter {
             let units = actual.min(lease.index.saturating_add(found.table.capacity));
             let arguments = [arguments, &[number(units)]].concat();
             let [_, was_held] = self.limit.ask(found, "settle", &arguments)?;
-            Self::call_waiters(found);
+            self.call_waiters(found);
             Ok(Some(may_be_lost && was_held == 0))
         })?;
         if is_lost == Some(Some(true)) {
@@ -322,11 +324,18 @@ impl ConcurrencyLimiter {
         })
     }
 
+    /// What the lines of this process have of a key on a server.
+    pub(super) fn ends_of(&self, home: &Home, key: Hash) -> &KeyEnds {
+        self.limit.store().ends.of(home.hash(b'n', self.limit.name()), key)
+    }
+
     /// Wakes the waiters of this process.
-    fn call_waiters(found: &Key) {
-        let leases = found.home().leases(found.table, found.key);
-        leases.bell.fetch_add(1, crate::atomic::SeqCst);
-        Self::ring(found, &leases);
+    fn call_waiters(&self, found: &Key) {
+        let KeyEnds { bell, sleepers, .. } = self.ends_of(found.home(), found.hash);
+        bell.fetch_add(1, SeqCst);
+        if sleepers.load(SeqCst) > 0 {
+            os::wake_all(bell);
+        }
     }
 
     pub(super) fn record_start_on_server(&self, found: &Key) -> Result<(), Blocked> {

@@ -105,9 +105,8 @@ pub(super) struct KeyLine {
     turn: Option<(LineTurn, Tick)>,
     /// The waiters that a server has among those of all processes.
     told: Vec<Told>,
-    /// The first one's number among these, from 1 on, and since when; 0: it is not known. (A number of its own: memory checkers take
-    /// a look into what is not there for a fault, even if nothing follows from it.)
-    behind: (usize, Tick),
+    /// Since when at most none, and at most one, of these comes before its own; 0: more do, or that is not known.
+    behind: [Tick; 2],
     /// While only an end in this process frees units.
     quiet: Option<Quiet>,
     /// [`Awaited::position`](crate::limiter::internal::Awaited::position) when it had the turn and its units were too far
@@ -162,7 +161,7 @@ impl KeyLine {
         let is_last = self.waiters.last_key_value().is_none_or(|(last, _)| *last < rank);
         if was_empty {
             (self.ask_at, self.looks, self.turn, self.is_joint) = (now, 0, None, false);
-            self.behind = (0, 0);
+            self.behind = [0; 2];
         } else {
             // An invalid key, or a weight that can never start, is an error before the caller waits.
             let left = from_ticks(deadline.saturating_sub(now)).max(pass.slice);

@@ -7,6 +7,7 @@
 pub(super) mod attach;
 pub(super) mod closing;
 pub(super) mod counting;
+pub(super) mod ends;
 pub(super) mod made;
 pub(super) mod options;
 pub(super) mod places;
@@ -36,6 +37,7 @@ use crate::state::ledger::{database, recovery};
 use crate::time::{Clock, Tick};
 use crate::waiting::MayWait;
 use crate::{fault, fork, memory};
+use ends::Ends;
 use made::Undeclared;
 use options::{Durability, OnError, StoreOptions};
 use places::Places;
@@ -94,6 +96,8 @@ pub(crate) struct Session {
     pub(super) learner: Arc<Crew>,
     /// What it denied.
     pub(super) denials: Denials,
+    /// Where the lines of this process hear of ends.
+    pub(crate) ends: Ends,
     /// The owner of this process's leases there.
     pub(super) owner: fork::PerProcess<Option<u64>>,
     /// This process's writer of the ledger.
@@ -210,6 +214,7 @@ impl Session {
             told: fork::PerProcess::new(),
             learner: Crew::new(1),
             denials: Denials::default(),
+            ends: Ends::new(),
             owner: fork::PerProcess::new(),
             failures: AtomicU64::new(0),
             hooks: Hooks::default(),

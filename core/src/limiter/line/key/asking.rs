@@ -111,7 +111,8 @@ impl KeyLine {
                     let told = self.told.len();
                     self.told.retain(|told| told.rank != rank);
                     if self.told.len() < told {
-                        (self.turn, self.behind) = (None, (0, 0));
+                        self.note_stay(pass, &wanted, now);
+                        (self.turn, self.behind) = (None, [0; 2]);
                     }
                     self.admit(pass, &wanted, permit, out);
                 }
@@ -144,9 +145,7 @@ impl KeyLine {
                         self.send_away(pass, rank, LOOK_AGAIN, out);
                         continue;
                     }
-                    let (before, since) = self.behind;
-                    let since = if before == ahead + 1 { since } else { now };
-                    (self.behind, self.turn) = ((ahead + 1, since), Some((LineTurn::behind(ahead), since)));
+                    self.turn = Some((LineTurn::behind(ahead), self.behind_since(ahead, now)));
                     self.ask_at = now.saturating_add(self.pause(pass, 0, false, horizon));
                     if let (Some(bell), Some(own_for)) = (bell, own_for) {
                         // The server makes a waiter known again that has half of its life left.

@@ -2,6 +2,7 @@
 
 use super::queue::Wanted;
 use super::{KeyLine, Pass, Quiet};
+use crate::atomic::Relaxed;
 use crate::decision::LOOK_AGAIN;
 use crate::fork::jitter;
 use crate::limiter::line::Rank;
@@ -44,12 +45,16 @@ impl KeyLine {
                 return pass.among_keys(turn.look_in());
             }
             // Nobody calls an event loop, or what waits for a server. The first two look often, for they are next: a
-            // sixteenth of the time that it has taken so far. (Of tenants' lines, only the first here gets so far.)
+            // sixteenth of the time that it has taken so far. (Of tenants' lines, only the first here gets so far.) On a server
+            // the second one begins with what it took the last time: if others were served first, that is so again.
             let (least, doublings) = if is_on_server { (ASKS_OFTEN, MOST_DOUBLINGS) } else { (LOOKS_OFTEN, 0) };
+            let ends = if turn.ahead == 1 { pass.limiter.ends_on_server(pass.key) } else { None };
+            let stayed = ends.map_or(0, |ends| ends.stayed.load(Relaxed));
             let most = if turn.ahead > 1 && !is_shared {
                 LEAST_OFTEN << (turn.ahead - 1).min(doublings)
             } else {
-                ((pass.now() - since) / 16).clamp(least, LEAST_OFTEN)
+                let longest = if ends.is_some() { LEAST_OFTEN << 1 } else { LEAST_OFTEN };
+                ((pass.now() - since).max(stayed) / 16).clamp(least, longest)
             };
             return pass.among_keys(jitter(most / 2, most));
         }
@@ -78,6 +83,26 @@ impl KeyLine {
         self.poll(pass)
     }
 
+    /// Notes how many waiters of all processes come first. Returns since when no more do.
+    pub(super) fn behind_since(&mut self, ahead: usize, now: Tick) -> Tick {
+        for (most, since) in self.behind.iter_mut().enumerate() {
+            *since = match *since {
+                _ if ahead > most => 0,
+                0 => now,
+                since => since,
+            };
+        }
+        self.behind.get(ahead).copied().unwrap_or(now)
+    }
+
+    /// Notes how long a waiter that starts was one of the first two.
+    pub(super) fn note_stay(&self, pass: &Pass, wanted: &Wanted, now: Tick) {
+        if let Some(ends) = pass.limiter.ends_on_server(wanted.key(pass.key)) {
+            let stayed = if self.behind[1] > 0 { now.saturating_sub(self.behind[1]) } else { 0 };
+            ends.stayed.store(stayed, Relaxed);
+        }
+    }
+
     /// The bell of a waiter's key, where a server is asked for it and there are no places.
     pub(super) fn bell_of(&self, pass: &Pass, wanted: &Wanted) -> Option<u64> {
         let is_on_server = !pass.limiter.has_places() && pass.limiter.crew().is_some();
@@ -91,7 +116,7 @@ impl KeyLine {
         let rings = |quiet: &Quiet| pass.limiter.read_bell(key) != Some(quiet.bell);
         self.quiet = self.quiet.filter(|quiet| is_quiet(quiet) && !rings(quiet));
         let Some(quiet) = self.quiet else { return false };
-        // (A block of the lane may serve another key by now. Then who sleeps at its bell hears nothing.)
+        // (Nobody calls an event loop.)
         self.ask_at = quiet.until.min(now + pass.among_keys(LEAST_OFTEN));
         true
     }
