@@ -14,6 +14,7 @@ use crate::state::counts::DENIED;
 use crate::state::{KeyEnds, Limit, Session, Wake, Woken};
 use crate::stats::Stats;
 use crate::time::ManualClock;
+use crate::waiting::MayWait;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -284,14 +285,16 @@ pub trait Awaited: Quiet {
         self.limit().into_iter().for_each(|limit| limit.waits_more(by));
     }
 
-    /// Counts a wait that ended without a start.
+    /// Counts a wait that ended without a start. The caller's time is over, so this waits for nothing: what is not counted at
+    /// once is not counted.
     fn sent_away(&self, key: &str, weight: u64) {
-        if let Some(limit) = self.limit() {
-            let _ = limit.with_key(key, |found| {
+        let count = |limit: &Limit| {
+            limit.with_key(key, |found| {
                 found.decided(DENIED, weight);
                 Ok(())
-            });
-        }
+            })
+        };
+        let _ = self.limit().map(|limit| MayWait::Never.during(|| count(limit)));
     }
 
     /// Returns the shortest time in which this many units can start, the first of them immediately.

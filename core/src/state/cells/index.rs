@@ -255,14 +255,15 @@ impl<'h> Index<'h, '_> {
     /// An unused block for a key of this table: a reused one if the segment has any.
     fn block_for_new_key(self, (segment, life): (SegmentCells, u64), hash: Hash) -> Result<BlockAt, Blocked> {
         let returned = segment.word(index_word::RETURNED).swap(0, AcqRel);
-        let classes = self.home.classes_for(self.home.block_class(self.table.policy));
+        let (class, is_old) = (self.home.block_class(self.table.policy), segment.is_old(self.table));
+        let classes = self.home.classes_for(class);
         if classes.contains(&(returned >> index_word::TAG)) && returned != 0 {
             return Ok(untagged(returned));
         }
         let (free, taken) = (segment.word(index_word::FREE), segment.word(index_word::TAKEN));
         let next = |mine: u64| (mine < free.load(Acquire)).then_some(mine + 1);
         // Blocks of an earlier table may have another size.
-        if !segment.is_old(self.table)
+        if (!is_old || self.home.block_class(segment.policy()) == class)
             && let Ok(mine) = taken.fetch_update(AcqRel, Acquire, next)
         {
             let at = BlockAt::new(segment.stocked(mine).load(Acquire));
@@ -271,7 +272,9 @@ impl<'h> Index<'h, '_> {
             return if is_same { Ok(at) } else { Err(Blocked::Full) };
         }
         let table = self.home.of(self.table);
-        if table.spare_blocks() == 0 {
+        // What the segment's keys leave, or free blocks, come before the space that other blocks need: see `renew_segment`.
+        let has_others = || table.is_forgetting() || self.home.has_free(class);
+        if table.spare_blocks() == 0 || is_old && has_others() && !self.home.changes().are_late() {
             return Err(Blocked::Full);
         }
         // Counted first: a process that dies in between leaves a block too many in the count.

@@ -4,7 +4,7 @@ use crate::algorithm::log::FIRST_SLOTS;
 use crate::atomic::*;
 use crate::error::Result;
 use crate::policy::Policy;
-use crate::state::cells::home::Table;
+use crate::state::cells::home::{Home, Table};
 use crate::state::cells::layout::{At, BlockAt, FREE_BARE, FREE_KEYS, LimitAt, OLDER_WORDS, key_word, limit_word};
 use crate::state::cells::locked::Locked;
 use crate::state::cells::share::COUNT;
@@ -101,16 +101,6 @@ impl Locked<'_> {
         self.allocate(words).map(|at| self.with_size(at, ring))
     }
 
-    /// How many blocks of each size are kept for the keys that a change of policies moves: see [`Locked::make_space_for`].
-    pub(super) fn kept_blocks(&self) -> u64 {
-        u64::from(self.changes().are_some())
-    }
-
-    /// Returns whether there is a free block of this class, or one that can serve in its place.
-    pub(super) fn has_free(&self, class: u64) -> bool {
-        self.classes_for(class).any(|class| self.used_of(class) > self.kept_blocks())
-    }
-
     /// Gets a block of each size that the keys of a limit have, so that they find one when they get another policy: each of them
     /// gives back one like that which it gets. Only the smallest has to be there: see [`Locked::block_of_size`].
     pub(super) fn get_spare_blocks(&self, limit: LimitAt, policy: Policy) -> Result<()> {
@@ -168,17 +158,6 @@ impl Locked<'_> {
         self.used_of(self.block_class(policy))
     }
 
-    /// The number of free blocks of a class.
-    pub(super) fn used_of(&self, class: u64) -> u64 {
-        self.lists_of(class).map(|head| free_blocks(head).0).sum()
-    }
-
-    /// The lists of free blocks of a class: first of those with space for the origins of their starts.
-    fn lists_of(&self, class: u64) -> impl Iterator<Item = &AtomicU64> {
-        let bare = self.has_rings(class).then_some(FREE_BARE);
-        [FREE_KEYS].into_iter().chain(bare).map(move |list| self.arena.word(list + class))
-    }
-
     /// A free block of a class, if there are more than so many.
     pub(super) fn used_in(&self, class: u64, keeps: u64) -> Option<BlockAt> {
         let is_enough = self.used_of(class) > keeps;
@@ -204,6 +183,29 @@ impl Locked<'_> {
             self.retire_block(policy, self.with_size(At::new(at), ring));
         }
         parts > 0
+    }
+}
+
+impl Home {
+    /// How many blocks of each size are kept for the keys that a change of policies moves: see [`Locked::make_space_for`].
+    pub(super) fn kept_blocks(&self) -> u64 {
+        u64::from(self.changes().are_some())
+    }
+
+    /// Returns whether there is a free block of this class, or one that can serve in its place.
+    pub(in crate::state) fn has_free(&self, class: u64) -> bool {
+        self.classes_for(class).any(|class| self.used_of(class) > self.kept_blocks())
+    }
+
+    /// The number of free blocks of a class.
+    pub(super) fn used_of(&self, class: u64) -> u64 {
+        self.lists_of(class).map(|head| free_blocks(head).0).sum()
+    }
+
+    /// The lists of free blocks of a class: first of those with space for the origins of their starts.
+    fn lists_of(&self, class: u64) -> impl Iterator<Item = &AtomicU64> {
+        let bare = self.has_rings(class).then_some(FREE_BARE);
+        [FREE_KEYS].into_iter().chain(bare).map(move |list| self.arena.word(list + class))
     }
 }
 

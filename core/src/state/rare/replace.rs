@@ -87,6 +87,11 @@ impl TableCells<'_, '_> {
         self.is_before(own) && self.home.changes().are_late() && !fault::planted("left to others")
     }
 
+    /// Returns whether the change in progress forgets the keys of old segments.
+    pub(in crate::state) fn is_forgetting(self) -> bool {
+        self.home.limit(self.limit()).replaced().is_some_and(|replaced| replaced.is_forgetting)
+    }
+
     /// Returns whether `own` is an earlier table of the limit, and not a plan.
     pub(super) fn is_before(self, own: &Table) -> bool {
         own.at != self.table.at && self.home.arena.word(own.at + table_word::LIMIT).load(Acquire) != 0
@@ -116,7 +121,7 @@ impl Changes<'_> {
     }
 
     /// Returns whether no process has worked on the changes in progress for a while: it has died or is stopped.
-    fn are_late(self) -> bool {
+    pub(in crate::state) fn are_late(self) -> bool {
         uptime().saturating_sub(self.0.arena.word(CHANGER_SEEN).load(Acquire)) > LATE
     }
 
@@ -311,7 +316,7 @@ impl Locked<'_> {
     /// it did. An operation that gives the key another table comes after that change, whatever the key's table was.
     pub(in crate::state) fn move_key(&self, table: &Table, hash: Hash) -> Result<bool> {
         let segment = self.index(table).segment(hash);
-        if segment.is_old(table) && self.is_forgetting(table) {
+        if segment.is_old(table) && self.of(table).is_forgetting() {
             // All of the segment's keys are forgotten, those on plans too.
             return self.renew_segment(table, hash.0[0], false).map(|_| true);
         }

@@ -429,7 +429,7 @@ impl Locked<'_> {
     /// are moved to this one or forgotten.
     fn part(&self, table: &Table, segment: SegmentCells, is_old: bool) -> Result<Partition> {
         let (mut kept, mut idle, mut others, dead) = (Vec::new(), Vec::new(), Vec::new(), Dead::default());
-        let (empty_key, forgets) = (self.hash(b'k', ""), is_old && self.is_forgetting(table));
+        let (empty_key, forgets) = (self.hash(b'k', ""), is_old && self.of(table).is_forgetting());
         let is_retired = self.limit(self.of(table).limit()).is_retired();
         for at in segment.entries() {
             let is_empty_key = self.block(at).hash() == empty_key;
@@ -489,11 +489,6 @@ impl Locked<'_> {
         Ok((kept, idle.into_iter(), others))
     }
 
-    /// Returns whether the change in progress forgets the keys of old segments.
-    pub(super) fn is_forgetting(&self, table: &Table) -> bool {
-        self.limit(self.of(table).limit()).replaced().is_some_and(|replaced| replaced.is_forgetting)
-    }
-
     /// Returns whether this key, or its stub, still needs a slot.
     fn stays(&self, table: &Table, at: BlockAt, is_old: bool, dead: &Dead) -> bool {
         let own = self.block(at).table(table);
@@ -501,7 +496,7 @@ impl Locked<'_> {
             return !self.is_over(table, at, dead);
         }
         // A limit that has lost its name keeps no stubs.
-        let goes = is_old && self.is_forgetting(table);
+        let goes = is_old && self.of(table).is_forgetting();
         !goes || !self.of(table).is_before(&own) && !self.limit(self.of(table).limit()).is_retired()
     }
 
