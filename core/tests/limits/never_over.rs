@@ -51,10 +51,13 @@ const KINDS: [Kind; 3] = [
     },
 ];
 
+/// A permit, with the limiter that it is of.
+type Held = (RawPermit, Arc<dyn Limiter>);
+
 /// A start, or the debt of one.
 struct Start {
-    /// Until it ends, with the limiter that it is of.
-    permit: Option<(RawPermit, Arc<dyn Limiter>)>,
+    /// Until it ends.
+    permit: Option<Held>,
     minute: u32,
     units: u64,
     is_cleared: bool,
@@ -78,7 +81,7 @@ fn run(url: &str, kind: &Kind, seed: u64) {
     };
     let mut limiter = declare(policy.0);
     let mut said = vec![policy.0.to_owned()];
-    let (mut starts, mut places): (Vec<Start>, Vec<(RawPermit, Arc<dyn Limiter>, u64)>) = (Vec::new(), Vec::new());
+    let (mut starts, mut places): (Vec<Start>, Vec<(Held, u64)>) = (Vec::new(), Vec::new());
     for _ in 0..24 {
         let limits = plan.unwrap_or(policy).1;
         match random.below(14) {
@@ -101,7 +104,7 @@ fn run(url: &str, kind: &Kind, seed: u64) {
                     && let Ok(Reserved::Place { place, .. }) = limiter.reserve(key, weight, None, Some(MINUTE))
                 {
                     said.push(format!("reserve {weight}"));
-                    places.push((place, limiter.clone(), weight));
+                    places.push(((place, limiter.clone()), weight));
                 }
             }
             5 | 6 => {
@@ -135,7 +138,7 @@ fn run(url: &str, kind: &Kind, seed: u64) {
             }
             11 => {
                 let Some(at) = random.index(places.len()) else { continue };
-                let (place, of, weight) = places.swap_remove(at);
+                let ((place, of), weight) = places.swap_remove(at);
                 if random.chance(30) {
                     of.cancel_place(&place).unwrap();
                     said.push(format!("cancel a place of {weight}"));
@@ -146,7 +149,7 @@ fn run(url: &str, kind: &Kind, seed: u64) {
                         said.push(format!("{}: present a place of {weight}", starts.len()));
                         starts.push(Start { permit: Some((permit, of)), minute, units: weight, is_cleared: false });
                     }
-                    Ok(Presented::Wait { place, .. }) => places.push((place, of, weight)),
+                    Ok(Presented::Wait { place, .. }) => places.push(((place, of), weight)),
                     // By the present policy it is too heavy.
                     Err(Error::WeightExceedsCapacity { .. }) => {}
                     Err(error) => panic!("{error}"),
