@@ -16,7 +16,7 @@ use crate::algorithm::{Algorithm, Forgotten, History, Sealed, Start};
 use crate::atomic::{AtomicU64, *};
 use crate::carry_over::carry_over;
 use crate::policy::{POLICY_WORDS, Policy, Shape};
-use crate::take_back::{parts, take_units};
+use crate::take_back::{parts, settle_unknown, take_units};
 
 /// The words of a key before its ring: two that decisions write, then the others.
 mod word {
@@ -64,13 +64,18 @@ pub struct Timed {
 #[derive(Debug)]
 pub struct Nonsense;
 
+/// More starts than a key has before it is cleared.
+const MOST_TICKETS: u64 = 1 << 32;
+
 impl Timed {
     /// An unused key. `number`: no other key of the limit has it.
     pub fn new(policy: Policy, number: u64) -> Timed {
         let key = Timed::with(policy, false);
         if policy.is_counted() {
-            key.put(word::OWN, number);
-            key.put(word::FIRST_ERA, number);
+            // After all tickets of a life that was cleared.
+            let era = MOST_TICKETS + number;
+            key.put(word::OWN, era);
+            key.put(word::FIRST_ERA, era);
         }
         key
     }
@@ -270,7 +275,7 @@ impl Timed {
         }
         self.rewrite(self.policy, number, at, |policy, history| {
             let parts = parts(policy, history, start);
-            if parts.is_empty() && !is_over {
+            if parts.is_empty() && !is_over && !settle_unknown(policy, history, start) {
                 return; // It has already ended.
             }
             parts.iter().for_each(|&i| history.starts[i].state = SETTLED);
@@ -278,6 +283,8 @@ impl Timed {
             let (stamp, units) = (at.now.ceil, debt.min(policy.capacity()));
             if units > 0 {
                 history.add_unlogged(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false });
+                // No policy has admitted it, so none bounds what there is.
+                history.is_mixed = true;
             }
         })
     }
@@ -327,10 +334,10 @@ impl Timed {
         new.write(&history, former, at)?;
         if policy.is_counted() {
             // If every taken unit was forgotten, no permit means anything any more.
+            let new_era = number.max(history.end);
             let (first, era) = match history.starts.is_empty() && history.forgotten.is_empty() {
-                true => (number, number),
-                false if policy == self.policy => (history.first_era, history.era),
-                false => (history.first_era, number.max(history.end)),
+                true => (new_era, new_era),
+                false => (history.first.unwrap_or(new_era), if policy == self.policy { history.era } else { new_era }),
             };
             new.put(word::FIRST_ERA, first);
             new.put(word::OWN, era);
@@ -353,7 +360,7 @@ impl Timed {
             _ => (u64::MAX, at.now.floor.saturating_sub(self.policy.longest())),
         };
         if !self.policy.windows().is_empty() {
-            self.put(word::FIRST_ERA, history.first_era);
+            self.put(word::FIRST_ERA, history.first.map_or(0, |first| first + 1));
             self.put(word::ERA, history.era);
             for (i, some) in history.older_than(most, since, word::PAIRS).into_iter().enumerate() {
                 self.put(word::LEFT_OUT + 2 * i, some.units);
@@ -372,7 +379,7 @@ impl Timed {
     fn history(&self, cells: &Cells, now: Now) -> History {
         let mut history = cells.history(self.policy.longest(), now);
         if self.policy.is_counted() {
-            history.first_era = self.get(word::FIRST_ERA);
+            history.first = Some(self.get(word::FIRST_ERA));
             history.end = history.era + 1;
         }
         if let Cells::Meter(_) | Cells::Counter(_) = cells {
@@ -382,7 +389,8 @@ impl Timed {
         }
         history.is_mixed = self.get(word::IS_MIXED) != 0;
         if let Cells::Log(_) = cells {
-            (history.first_era, history.era) = (self.get(word::FIRST_ERA), self.get(word::ERA));
+            history.first = self.get(word::FIRST_ERA).checked_sub(1).or(history.first);
+            history.era = self.get(word::ERA);
         }
         let pairs = (0..word::PAIRS).map(|i| word::LEFT_OUT + 2 * i);
         let left_out = pairs.map(|i| Forgotten { units: self.get(i), stamp: self.get(i + 1), is_bounded: false });
