@@ -12,11 +12,11 @@ use crate::algorithm::log::{Answer, Ask, CLOSED, Log, SETTLED, StartId, View, Wi
 use crate::algorithm::meter::Meter;
 use crate::algorithm::slices::Slices;
 use crate::algorithm::time::{MAX_TIME, Now, Tick};
-use crate::algorithm::{Algorithm, Forgotten, History, Sealed, Start};
+use crate::algorithm::{Algorithm, Forgotten, History, Sealed};
 use crate::atomic::{AtomicU64, *};
 use crate::carry_over::carry_over;
 use crate::policy::{POLICY_WORDS, Policy, Shape};
-use crate::take_back::{parts, settle_unknown, take_units};
+use crate::take_back::{owe, parts, settle_unknown, take_units};
 
 /// The words of a key before its ring: two that decisions write, then the others.
 mod word {
@@ -64,18 +64,13 @@ pub struct Timed {
 #[derive(Debug)]
 pub struct Nonsense;
 
-/// More starts than a key has before it is cleared.
-const MOST_TICKETS: u64 = 1 << 32;
-
 impl Timed {
     /// An unused key. `number`: no other key of the limit has it.
     pub fn new(policy: Policy, number: u64) -> Timed {
         let key = Timed::with(policy, false);
         if policy.is_counted() {
-            // After all tickets of a life that was cleared.
-            let era = MOST_TICKETS + number;
-            key.put(word::OWN, era);
-            key.put(word::FIRST_ERA, era);
+            key.put(word::OWN, number);
+            key.put(word::FIRST_ERA, number);
         }
         key
     }
@@ -280,11 +275,9 @@ impl Timed {
             }
             parts.iter().for_each(|&i| history.starts[i].state = SETTLED);
             take_units(policy, history, &parts, (start, ahead), start.weight.saturating_sub(actual));
-            let (stamp, units) = (at.now.ceil, debt.min(policy.capacity()));
+            let units = debt.min(policy.capacity());
             if units > 0 {
-                history.add_unlogged(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false });
-                // No policy has admitted it, so none bounds what there is.
-                history.is_mixed = true;
+                owe(policy, history, units, at.now);
             }
         })
     }
@@ -333,11 +326,12 @@ impl Timed {
         }
         new.write(&history, former, at)?;
         if policy.is_counted() {
+            // (Greater than its earlier eras and tickets.)
+            let number = number.max(history.end);
             // If every taken unit was forgotten, no permit means anything any more.
-            let new_era = number.max(history.end);
             let (first, era) = match history.starts.is_empty() && history.forgotten.is_empty() {
-                true => (new_era, new_era),
-                false => (history.first.unwrap_or(new_era), if policy == self.policy { history.era } else { new_era }),
+                true => (number, number),
+                false => (history.first.unwrap_or(number), if policy == self.policy { history.era } else { number }),
             };
             new.put(word::FIRST_ERA, first);
             new.put(word::OWN, era);

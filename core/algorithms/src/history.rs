@@ -144,6 +144,12 @@ impl History {
         self.starts.iter().filter(|start| start.stamp > since).map(|start| start.units).sum()
     }
 
+    /// Returns how many units may count from later than this, forgotten ones included.
+    pub fn counting(&self, since: Tick) -> u64 {
+        let forgotten = self.forgotten.iter().filter(|some| some.stamp > since).map(|some| some.units);
+        forgotten.fold(self.units_after(since), u64::saturating_add)
+    }
+
     /// Records that none of the forgotten starts, as far as their number is known, counts from later than this.
     pub fn forget_before(&mut self, since: Tick) {
         let known = self.forgotten.iter_mut().filter(|some| some.units < Forgotten::MANY);

@@ -37,7 +37,7 @@ pub(crate) use counts::minutes::Minute;
 pub(crate) use ledger::declared::{Declared, check_names, part_names, text_of};
 pub use ledger::verify_database::Problem;
 pub(crate) use limit::{Bound, Key, Limit, STORE_AGAIN, Stuck};
-pub(crate) use rare::take_back::{parts, settle_unknown, take_units};
+pub(crate) use rare::take_back::{owe, parts, settle_unknown, take_units};
 pub(crate) use session::Session;
 pub(crate) use session::closing::{Wake, Woken};
 pub(crate) use session::ends::KeyEnds;

@@ -60,6 +60,25 @@ fn a_longer_window_counts_starts_that_a_rewritten_log_left_out() {
     assert!(!admitted(&longer, "", 1), "10 of 10 have started in this hour");
 }
 
+/// Debts for which there was room say nothing against the former policy: it bounds what there was in each of its windows.
+#[test]
+fn a_longer_window_is_bounded_by_the_former_one_though_starts_owed() {
+    for factor in [1, 50] {
+        let (store, clock) = on_a_manual_clock();
+        clock.advance(HOUR);
+        let shorter = RateLimiter::new(&store, "api", 100 * factor, HOUR / 60).unwrap();
+        for _ in 0..180 {
+            let Attempt::Admitted(permit) = shorter.attempt("key", 10).unwrap() else { panic!("a window is over") };
+            shorter.settle(&permit, 11).unwrap();
+            while admitted(&shorter, "key", factor) {}
+            clock.advance(HOUR / 60);
+        }
+        let longer = RateLimiter::new(&store, "api", 10_000 * factor, HOUR).unwrap();
+        let free = longer.peek("key", 1).unwrap().remaining;
+        assert!((4_000 * factor..=4_100 * factor + factor).contains(&free), "{free} free");
+    }
+}
+
 /// A smaller limit keeps starts one by one, and only the newest fit. The one before them was only counted.
 #[test]
 fn a_start_that_a_smaller_limit_left_out_takes_no_later_one_back() {

@@ -1,7 +1,6 @@
 //! How starts and places end, and starts that callers decided themselves.
 
 use super::{Timed, known};
-use crate::algorithm::Start;
 use crate::algorithm::log::{Ask, PLACE, SETTLED};
 use crate::error::{Error, Result};
 use crate::hash::Hash;
@@ -9,7 +8,7 @@ use crate::permit::{RawPermit, TimedPermit};
 use crate::policy;
 use crate::server::number;
 use crate::state::counts::{ADMITTED, CANCELLED};
-use crate::state::{Home, is_counted_place, parts, settle_unknown, take_units};
+use crate::state::{Home, is_counted_place, owe, parts, settle_unknown, take_units};
 use crate::time::Tick;
 use crate::waiting::MayWait;
 use std::cell::Cell;
@@ -132,12 +131,9 @@ impl Timed {
             }
             parts.iter().for_each(|&i| history.starts[i].state = SETTLED);
             take_units(&table.policy, history, &parts, (start, ahead), start.weight.saturating_sub(actual));
-            // A debt counts from now, however long ago the start was.
-            let (stamp, units) = (home.clock.now().ceil, debt.min(table.policy.capacity()));
+            let units = debt.min(table.policy.capacity());
             if units > 0 {
-                history.add_unlogged(Start { stamp, units, state: SETTLED, id: u64::MAX, is_logged: false });
-                // No policy has admitted it, so none bounds what there is.
-                history.is_mixed = true;
+                owe(&table.policy, history, units, home.clock.now());
                 added_in.set(Some(home.instance));
             }
         })?;

@@ -1,9 +1,9 @@
 //! Which entries of a history are a start's, and how its units are taken out of them.
 
-use crate::algorithm::log::{SETTLED, StartId};
+use crate::algorithm::log::{SETTLED, StartId, Window};
 use crate::algorithm::{Forgotten, History, Start};
 use crate::policy::{Policy, Shape};
-use crate::time::Tick;
+use crate::time::{Now, Tick};
 use std::ops::RangeBounds;
 
 /// The indices of this start's entries. Where units are, or were, only counted, these are all entries of its slice, the
@@ -51,6 +51,15 @@ pub(crate) fn settle_unknown(policy: &Policy, history: &mut History, start: Star
         || !history.starts.iter().any(|s| is_named(s, start))
             && (history.forgotten.iter().any(|some| may_hold(some, start.stamp..))
                 || history.starts.iter().any(|s| s.id == u64::MAX && s.stamp >= start.stamp))
+}
+
+/// Adds what a start owes: it counts from now, however long ago the start was.
+pub(crate) fn owe(policy: &Policy, history: &mut History, units: u64, now: Now) {
+    history.add_unlogged(Start { stamp: now.ceil, units, state: SETTLED, id: u64::MAX, is_logged: false });
+    // Where it fits, the policy could have admitted it. Otherwise none bounds what there is.
+    let windows = policy.windows();
+    let fits = |window: &Window| history.counting(now.floor.saturating_sub(window.length)) <= window.limit;
+    history.is_mixed |= windows.is_empty() || !windows.iter().all(fits);
 }
 
 /// Returns whether this is what is known of a start.
