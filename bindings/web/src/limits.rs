@@ -334,15 +334,16 @@ impl Limits {
     /// Forgets all starts and opens the gate, of a key, or of all keys if it is empty.
     pub fn clear(&mut self, limit: usize, key: &str) -> Result<()> {
         check_key(key)?;
+        let mut end = 0;
         for part in &mut self.all[limit] {
-            match key {
-                "" => {
-                    part.keys.clear();
-                    part.gate = 0;
-                }
-                key => drop(part.keys.remove(key)),
+            if key.is_empty() {
+                part.gate = 0;
             }
+            let cleared = part.keys.extract_if(|some, _| key.is_empty() || **some == *key);
+            end = cleared.fold(end, |end, (_, key)| end.max(key.end()));
         }
+        // Later keys get greater ones, so permits of cleared starts mean nothing.
+        self.number_from(end);
         Ok(())
     }
 }

@@ -90,7 +90,11 @@ impl Part {
     /// Finds a key, or adds it. `number`: no other key of the limit has it.
     pub fn key(&mut self, key: &str, number: u64, at: Moment) -> &mut Key {
         if !self.keys.contains_key(key) {
-            self.add(key, self.unused(key, number), at);
+            let new = self.unused(key, number);
+            if let State::Timed(timed) = &new.state {
+                timed.begin(number, at).expect("unused cells have a life");
+            }
+            self.add(key, new, at);
         }
         self.keys.get_mut(key).expect("it was there or is now")
     }
@@ -242,6 +246,11 @@ impl Key {
             State::Timed(timed) => timed.policy.kind(),
             State::Holds(holds) => holds.policy.kind(),
         }
+    }
+
+    /// Returns a number that is greater than those of its starts.
+    pub fn end(&self) -> u64 {
+        if let State::Timed(timed) = &self.state { timed.end() } else { 0 }
     }
 
     /// Its words: the gate, the policy, the state.

@@ -75,6 +75,22 @@ impl Timed {
         key
     }
 
+    /// Gives an unused key tickets from this number on.
+    pub fn begin(&self, number: u64, at: Moment) -> Option<()> {
+        match self.policy.has_origins() {
+            true => self.write(&History { end: number, ..History::default() }, None, at),
+            false => Some(()),
+        }
+    }
+
+    /// Returns a number that is greater than the tickets and eras of the key's starts.
+    pub fn end(&self) -> u64 {
+        match self.cells(0) {
+            Cells::Log(log) => log.position().unwrap_or_default(),
+            _ => self.get(word::OWN) + 1,
+        }
+    }
+
     fn with(policy: Policy, has_origins: bool) -> Timed {
         let ring = policy.ring() as usize;
         let size = word::RING + ring + if has_origins { ring } else { 0 } + policy.jobs() as usize;

@@ -307,3 +307,34 @@ test("a store that was closed says so, whatever it is asked", { skip }, async ()
   const calls = [() => limiter.peek(), () => limiter.acquire({ timeout: "1s" }), () => limiter.pause("1m"), () => permit.cancel()];
   for (const call of calls) await assert.rejects(call, { code: "store_closed" });
 });
+
+test("permits of cleared starts take nothing back, whatever the limit is since", { skip }, async () => {
+  for (const [policies, then] of [
+    [["200/1h"], [10, "200/1h"]],
+    [["200/1h"], ["9000/1h", 700, "4000/1h", 366, "9000/1h"]],
+    [
+      ["200/1h", "9000/1h"],
+      [700, "4000/1h", 366, "9000/1h"],
+    ],
+  ]) {
+    for (const clear of [{ key: "key" }, {}]) {
+      const store = await web.open("memory:", { clock: new web.ManualClock() });
+      let limiter = store.limiter("api", policies[0]);
+      const permits = [await limiter.tryAcquire({ key: "key", weight: 39 }), await limiter.tryAcquire({ key: "key", weight: 43 })];
+      const declare = async (policy) => {
+        limiter = store.limiter("api", policy);
+        await limiter.peek({ key: "key" });
+      };
+      await declare(policies.at(-1));
+      await limiter.clear(clear);
+      for (const step of then) {
+        if (typeof step === "string") await declare(step);
+        else assert.ok(await limiter.tryAcquire({ key: "key", weight: step }));
+      }
+      const { remaining } = await limiter.peek({ key: "key" });
+      for (const permit of permits) await permit.cancel();
+      assert.equal((await limiter.peek({ key: "key" })).remaining, remaining);
+      store.close();
+    }
+  }
+});
