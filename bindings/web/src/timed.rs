@@ -347,7 +347,7 @@ impl Timed {
             // If every taken unit was forgotten, no permit means anything any more.
             let (first, era) = match history.starts.is_empty() && history.forgotten.is_empty() {
                 true => (number, number),
-                false => (history.first.unwrap_or(number), if policy == self.policy { history.era } else { number }),
+                false => (history.first_era, if policy == self.policy { history.era } else { number }),
             };
             new.put(word::FIRST_ERA, first);
             new.put(word::OWN, era);
@@ -370,7 +370,7 @@ impl Timed {
             _ => (u64::MAX, at.now.floor.saturating_sub(self.policy.longest())),
         };
         if !self.policy.windows().is_empty() {
-            self.put(word::FIRST_ERA, history.first.map_or(0, |first| first + 1));
+            self.put(word::FIRST_ERA, history.first_era);
             self.put(word::ERA, history.era);
             for (i, some) in history.older_than(most, since, word::PAIRS).into_iter().enumerate() {
                 self.put(word::LEFT_OUT + 2 * i, some.units);
@@ -389,7 +389,7 @@ impl Timed {
     fn history(&self, cells: &Cells, now: Now) -> History {
         let mut history = cells.history(self.policy.longest(), now);
         if self.policy.is_counted() {
-            history.first = Some(self.get(word::FIRST_ERA));
+            history.first_era = self.get(word::FIRST_ERA);
             history.end = history.era + 1;
         }
         if let Cells::Meter(_) | Cells::Counter(_) = cells {
@@ -399,8 +399,7 @@ impl Timed {
         }
         history.is_mixed = self.get(word::IS_MIXED) != 0;
         if let Cells::Log(_) = cells {
-            history.first = self.get(word::FIRST_ERA).checked_sub(1).or(history.first);
-            history.era = self.get(word::ERA);
+            (history.first_era, history.era) = (self.get(word::FIRST_ERA), self.get(word::ERA));
         }
         let pairs = (0..word::PAIRS).map(|i| word::LEFT_OUT + 2 * i);
         let left_out = pairs.map(|i| Forgotten { units: self.get(i), stamp: self.get(i + 1), is_bounded: false });

@@ -69,8 +69,8 @@ pub struct History {
     pub end: u64,
     /// Where units are only counted, the era that identifies them.
     pub era: u64,
-    /// The first era, or ticket, whose units may be among them, if that is known.
-    pub first: Option<u64>,
+    /// The first era whose units may be among them.
+    pub first_era: u64,
     /// When a slice of time began where units are counted in slices; 0: in none.
     pub slice: Tick,
     /// The table of the fastest earlier bucket: see the layout.

@@ -926,9 +926,7 @@ impl<'a> Log<'a> {
             forgotten.push(Forgotten::before(self.born));
         }
         forgotten.retain(|some| some.units > 0 && some.stamp + longest > now.floor);
-        // Where nothing was written, no earlier ticket was left out.
-        let first = (self.own.load(Acquire) == first).then_some(first);
-        History { starts, forgotten, end: h, first, ..History::default() }
+        History { starts, forgotten, end: h, ..History::default() }
     }
 
     /// Returns the starts that are not in the ledger yet, and the ticket after the last of them. For callers that may

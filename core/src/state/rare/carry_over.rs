@@ -46,8 +46,9 @@ pub(crate) fn carry_over(
             }
             if new.is_counted() && !old.is_counted() {
                 // From here on, the tickets of the log are eras.
-                let tickets = || history.starts.iter().map(|start| start.id).filter(|id| *id != u64::MAX);
-                history.first = history.first.or_else(|| tickets().min()).or(Some(history.end));
+                let tickets = history.starts.iter().map(|start| start.id).filter(|id| *id != u64::MAX);
+                let eras = Some(history.first_era).filter(|_| history.era != 0);
+                history.first_era = tickets.chain(eras).min().unwrap_or(history.end);
             }
         }
     }

@@ -111,7 +111,7 @@ impl Locked<'_> {
             // places do not.
             let (first, era) = match history.starts.is_empty() && history.forgotten.is_empty() {
                 true => (new, new),
-                false => (history.first.unwrap_or(new), if own.at == before.at { history.era } else { new }),
+                false => (history.first_era, if own.at == before.at { history.era } else { new }),
             };
             word(key_word::FIRST_ERA).store(first, Release);
             word(key_word::OWN).store(era, Release);
@@ -266,7 +266,7 @@ impl<'h> BlockCells<'h> {
             owed = if counts { log.owed() } else { 0 };
         }
         if own.policy.is_counted() {
-            history.first = Some(word(key_word::FIRST_ERA));
+            history.first_era = word(key_word::FIRST_ERA);
             history.end = history.era + 1;
         }
         if let Cells::Meter(_) | Cells::Counter(_) = cells {
@@ -282,8 +282,7 @@ impl<'h> BlockCells<'h> {
             history.is_mixed = first & key_word::IS_MIXED != 0;
             let mut older = self.older_words(own).chunks_exact(2).map(|words| [0, 1].map(|i| words[i].load(Acquire)));
             if let Cells::Log(_) = cells {
-                let [first, era] = older.next().unwrap_or_default();
-                (history.first, history.era) = (first.checked_sub(1).or(history.first), era);
+                [history.first_era, history.era] = older.next().unwrap_or_default();
             }
             let newest = [(first & Forgotten::MANY).saturating_sub(owed), word(key_word::UNTIL)];
             let left_out = [newest].into_iter().chain(older);
@@ -314,7 +313,7 @@ impl<'h> BlockCells<'h> {
         if let Cells::Log(_) | Cells::Slices(_) = cells {
             let mut older = self.older_words(own);
             if let Some((eras, others)) = older.split_first_chunk::<2>() {
-                eras[0].store(history.first.map_or(0, |first| first + 1), Release);
+                eras[0].store(history.first_era, Release);
                 eras[1].store(history.era, Release);
                 older = others;
             }

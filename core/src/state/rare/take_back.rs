@@ -36,8 +36,7 @@ pub(crate) fn parts(policy: &Policy, history: &History, start: StartId) -> Vec<u
 
 /// Returns whether this is a start of which only the units are, or were, counted.
 fn is_of_era(history: &History, start: StartId) -> bool {
-    let History { first, era, .. } = *history;
-    era != 0 && first.is_some_and(|first| (first..=era).contains(&start.ticket))
+    history.era != 0 && (history.first_era..=history.era).contains(&start.ticket)
 }
 
 /// Settles a start that is not found, if there may be one: its units were left out, or it was copied without its ticket, where
