@@ -208,6 +208,47 @@ fn the_second_line_asks_seldom_while_the_first_one_starts_many() {
     }
 }
 
+/// It took the time of a long job for that of the next one, and a unit stayed free.
+#[test]
+fn the_second_line_finds_a_unit_soon_though_the_last_job_was_long() {
+    for server in Server::each("silent-long") {
+        let mut fleet = Fleet::new(&server, "1 concurrent");
+        assert!(fleet.take(0, 1));
+        let stays = fleet.join(1, waiter());
+        for _ in 0..150 {
+            fleet.clock.advance(4 * MOMENT);
+            assert_eq!(fleet.advance(1), []);
+        }
+        fleet.end();
+        steps_until(&mut fleet, 1, (1, stays));
+        fleet.end();
+        assert!(fleet.take(0, 1));
+        let (first, second) = (fleet.join(0, waiter()), fleet.join(1, waiter()));
+        fleet.end();
+        assert_eq!(fleet.ask(&[0]), [(0, first)]);
+        fleet.end();
+        assert!(steps_until(&mut fleet, 1, (1, second)) <= 1);
+    }
+}
+
+/// It was told of when the line asked the next time.
+#[test]
+fn an_urgent_waiter_of_the_second_line_is_told_of_when_it_joins() {
+    for server in Server::each("silent-second-urgent") {
+        let mut fleet = Fleet::new(&server, "1 concurrent");
+        assert!(fleet.take(2, 1));
+        fleet.join(0, waiter());
+        fleet.join(1, waiter());
+        assert_eq!(fleet.ask(&[0, 1]), []);
+        let Joined::Waiting(urgent) = fleet.lines[1].join(waiter().priority(-1)).unwrap() else {
+            panic!("it does not wait")
+        };
+        fleet.end();
+        assert_eq!(fleet.ask(&[0]), [], "the less urgent one starts first");
+        assert_eq!(fleet.ask(&[1]), [(1, urgent)]);
+    }
+}
+
 /// With some dozen keys, the bell of a line's key seemed to ring whenever it was looked at: what a server keeps has no lasting place
 /// in the process.
 #[cfg(feature = "redis")]

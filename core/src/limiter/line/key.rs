@@ -183,6 +183,10 @@ impl KeyLine {
         }
         self.is_joint |= is_joint(key);
         self.insert(rank, Wanted::of(pass.key, key, weight), now, (deadline, Tick::MAX, grace), share);
+        if !self.told.is_empty() && self.first_without() == Some(rank) {
+            // The server knows less urgent ones.
+            self.ask_at = self.ask_at.min(now);
+        }
         self.fill(pass, asked.filter(|_| was_empty), out);
         self.count(pass.limiter);
         Ok(())

@@ -46,7 +46,8 @@ impl KeyLine {
             }
             // Nobody calls an event loop, or what waits for a server. The first two look often, for they are next: a
             // sixteenth of the time that it has taken so far. (Of tenants' lines, only the first here gets so far.) On a server
-            // the second one begins with what it took the last time: if others were served first, that is so again.
+            // the second one begins with what it took the last time: if others were served first, that is so again. But at most half
+            // of the time so far: that one may have waited for a long job, or for another key.
             let (least, doublings) = if is_on_server { (ASKS_OFTEN, MOST_DOUBLINGS) } else { (LOOKS_OFTEN, 0) };
             let ends = if turn.ahead == 1 { pass.limiter.ends_on_server(pass.key) } else { None };
             let stayed = ends.map_or(0, |ends| ends.stayed.load(Relaxed));
@@ -54,7 +55,8 @@ impl KeyLine {
                 LEAST_OFTEN << (turn.ahead - 1).min(doublings)
             } else {
                 let longest = if ends.is_some() { LEAST_OFTEN << 1 } else { LEAST_OFTEN };
-                ((pass.now() - since).max(stayed) / 16).clamp(least, longest)
+                let waited = pass.now() - since;
+                (waited.max(stayed.min(8 * waited)) / 16).clamp(least, longest)
             };
             return pass.among_keys(jitter(most / 2, most));
         }
