@@ -218,6 +218,43 @@ test("a message that is lost stops nobody, however many wait before it", async (
   assert.equal(remaining, 0);
 });
 
+test("a message that is lost twice stops nobody, while many others come and go", async (t, tabs) => {
+  const rounds = await tabs.run(t, async () => {
+    const open = async () => (await web.open("indexeddb:passing")).limiter("passing", "1 concurrent");
+    const held = await (await open()).acquire();
+    const client = await open();
+    await client.peek();
+    const { setTimeout: usual } = window;
+    window.setTimeout = (call, ms) => usual(call, ms === 250 ? 50 : ms);
+    const [waiting, leaving] = [[], []];
+    const wait = () => {
+      const signal = new AbortController();
+      leaving.push(signal);
+      waiting.push(client.acquire({ signal: signal.signal }).catch(() => {}));
+    };
+    for (let i = 0; i < 2_500; i++) wait();
+    const { postMessage } = BroadcastChannel.prototype;
+    let [lost, rounds] = [0, 0];
+    const stuck = Promise.withResolvers();
+    BroadcastChannel.prototype.postMessage = function (message) {
+      if (message.kind === "call" && message.call.op === "peek" && lost++ < 2) return;
+      postMessage.call(this, message);
+      if (message.kind !== "beat" || message.open === undefined) return;
+      // As many leave as are asked for at a time.
+      if (++rounds > 20) return stuck.reject(new Error("it is not asked for again"));
+      for (const signal of leaving.splice(0, 1_000)) signal.abort();
+      for (let i = 0; i < 1_000; i++) wait();
+    };
+    await Promise.race([client.peek(), stuck.promise]);
+    BroadcastChannel.prototype.postMessage = postMessage;
+    for (const signal of leaving) signal.abort();
+    await held.complete();
+    await Promise.all(waiting);
+    return rounds;
+  });
+  assert.ok(rounds <= 20, `${rounds} rounds`);
+});
+
 test("whoever has left when it had started does not wait at the next leader", async (t, tabs) => {
   const isAdmitted = await tabs.run(t, async () => {
     const code = `

@@ -81,7 +81,7 @@ export class Shared implements Desk {
   #silent = 0;
   #after = BEAT;
   #beats = 0;
-  /** The last call when the leader was asked for calls, or changed. */
+  /** The last call when the leader was asked for all calls, or changed. */
   #before = 0;
   /** The last call that the leader was asked for, if there are more. */
   #asked = 0;
@@ -200,7 +200,8 @@ export class Shared implements Desk {
       if (id > this.#asked) old.push(id);
     }
     this.#asked = old.length === ASKED ? old.at(-1)! : 0;
-    this.#before = this.#last;
+    // (Later calls have to wait: if many come all the time, those before them are asked for again all the same.)
+    if (this.#asked === 0) this.#before = this.#last;
     return old;
   }
 
