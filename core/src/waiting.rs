@@ -52,6 +52,19 @@ impl InLine {
     }
 }
 
+/// As long as it lives, this thread's calls wait for nobody on this machine, unless they have a slice of their own: what a caller
+/// with a deadline wants to know, but does not need. They still do their own part of the work, if nobody else is busy.
+pub(crate) struct AtOnce {
+    _restore: Restore<Slice>,
+}
+
+impl AtOnce {
+    pub(crate) fn enter() -> AtOnce {
+        let slice = Slice { length: Duration::ZERO, ..Slice::whole(None) };
+        AtOnce { _restore: Restore::after(&SLICE, slice) }
+    }
+}
+
 /// The part of a longer wait that one call may use.
 #[derive(Clone, Copy)]
 struct Slice {

@@ -23,7 +23,7 @@ export class DeniedWorkers {
     if (left > 0) await this.#wait(left);
     const permit = await this.limiter.tryAcquireAsync({ key });
     // A manual clock does not advance while a worker waits.
-    if (permit !== null || this.limiter._stores().some((store) => store._clock !== undefined)) return permit;
+    if (permit !== null || this.limiter._isManual()) return permit;
     const { retryAfter } = await this.limiter.peekAsync({ key });
     this.#until = performance.now() + Math.min(retryAfter, this.limiter._holds ? SLOT : Infinity);
     return null;

@@ -178,7 +178,7 @@ export abstract class Limiter {
     try {
       // Not through the property `window`: the waiter that needs this gets the error, and hooks are notified once.
       const counts = call(this._call, Op.window, "", 1) === Status.yes && numbers[Num.retryAfter]! / 1e3 < time;
-      return counts && this._stores().every((store) => store._clock === undefined);
+      return counts && !this._isManual();
     } catch {
       return false;
     }
@@ -261,6 +261,11 @@ export abstract class Limiter {
   /** Returns a key for the core. */
   #text(key: StartKey): string {
     return typeof key === "string" ? key : make(() => key.textFor(this._native));
+  }
+
+  /** @internal Returns whether a test moves its clock, so that no time passes while a store answers. */
+  _isManual(): boolean {
+    return this._stores().some((store) => store._clock !== undefined);
   }
 
   /** @internal Returns whether none of its limits is written in JavaScript. The thread pool can call only such limiters. */

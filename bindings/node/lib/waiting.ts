@@ -15,6 +15,10 @@ import { clearImmediate, clearTimeout, now, setImmediate, setTimeout } from "./t
 /** The longest delay of a timer in Node. */
 const LONGEST_TIMER = 2 ** 31 - 1;
 
+/** The least time, in ms, that any caller gives a store to answer, and when to ask again after that: as in the core. */
+const ANSWERS = 100;
+const LOOK_AGAIN = 10;
+
 /** How late a timer is expected to be, in ms. */
 const SLACK = 2;
 
@@ -52,6 +56,9 @@ class Waiter {
   isOver = false;
   /** Ends listening to its signal. */
   unlisten: (() => void) | undefined;
+  readonly since = now();
+  /** Ends its wait for a store that is being opened. */
+  timer: NodeJS.Timeout | undefined;
 
   constructor(
     readonly request: Request,
@@ -101,8 +108,14 @@ export class Line {
     const afterwards = (then: () => void) =>
       oneByOne(() => {
         this.#coming--;
-        then();
+        clearTimeout(waiter.timer);
+        if (!waiter.isOver) then();
       });
+    if (request.timeout >= 0 && !this.#limiter._isManual()) {
+      // Opening takes as long as the store waits. Its result is for all callers, so it goes on.
+      const ms = Math.min(Math.max(request.timeout, ANSWERS), LONGEST_TIMER);
+      waiter.timer = setTimeout(() => this.#expire(waiter, LOOK_AGAIN), ms);
+    }
     Promise.resolve(opening).then(
       () => afterwards(() => this.#soon(() => this.#join(waiter))),
       (error) => afterwards(() => this.#reject(waiter, this.#limiter._notDecided(error))),
@@ -131,7 +144,7 @@ export class Line {
       return this.#reject(waiter, error);
     }
     ints[Int.priority] = priority;
-    numbers[Num.time] = timeout;
+    numbers[Num.time] = timeout < 0 || this.#limiter._isManual() ? timeout : Math.max(0, timeout - (now() - waiter.since));
     numbers[Num.grace] = grace;
     numbers[Num.share] = share;
     this.#do(place === undefined ? Op.join : Op.joinWithPlace, key, weight, (answer) => {
@@ -227,7 +240,7 @@ export class Line {
 
   /** Settles a waiter with the result of the last call. */
   #finish(waiter: Waiter, status: Status): void {
-    const { key, place, timeout } = waiter.request;
+    const { key, place } = waiter.request;
     if (status === Status.yes) {
       const permit = new Permit(this.#limiter, place === undefined ? key : null);
       if (waiter.isOver) return permit.cancel(); // It left while the core worked.
@@ -235,8 +248,11 @@ export class Line {
       this.#started++;
       return waiter.caller.resolve(permit);
     }
-    const after = numbers[Num.retryAfter]! / 1e3;
-    const why = `limit "${this.#limiter.name}" has no free units within ${timeout} ms: retry after ${after} ms`;
+    this.#expire(waiter, numbers[Num.retryAfter]! / 1e3);
+  }
+
+  #expire(waiter: Waiter, after: number): void {
+    const why = `limit "${this.#limiter.name}" has no free units within ${waiter.request.timeout} ms: retry after ${after} ms`;
     this.#reject(waiter, new TimeoutError(why, after));
   }
 
@@ -247,6 +263,7 @@ export class Line {
 
   #settle(waiter: Waiter): void {
     waiter.isOver = true;
+    clearTimeout(waiter.timer);
     waiter.unlisten?.();
   }
 

@@ -149,6 +149,19 @@ test("a start needs no request to end", async () => {
   }
 });
 
+// It counted from the end of opening, which takes as long as the store waits.
+test("a timeout covers opening a limit", async () => {
+  const store = newStore();
+  const limiters = [rate(store), jobs(store), new CompositeLimiter([rate(newStore()), jobs(newStore())]), store.limiter("text", "1/1h")];
+  process.kill(server.pid, "SIGSTOP");
+  try {
+    for (const limiter of limiters) await assert.rejects(limiter.acquire({ timeout: 20 }), { name: "TimeoutError" });
+  } finally {
+    process.kill(server.pid, "SIGCONT");
+  }
+  for (const limiter of limiters) await limiter.acquire({ timeout: "20s" });
+});
+
 test("granted units are decided without a request", async () => {
   const limiter = new RateLimiter(new Store(`${server.url}?db=${++database}`), "api", {
     maxExecutions: 1_000_000,

@@ -151,32 +151,6 @@ fn a_process_that_stops_under_the_lock() {
     });
 }
 
-/// Not even to count that it was sent away: that took the store's whole timeout in addition, where the limit was not open yet.
-#[cfg(feature = "fault-points")]
-#[test]
-fn a_timeout_covers_opening_a_limit_while_a_process_is_stopped_under_the_lock() {
-    use workglow_limit::embed::{Seat, Step, Waiter};
-    let dir = Dir::new("stopped-opening");
-    let mut options = options(OnError::Raise);
-    options.timeout = Duration::from_secs(3_600);
-    let store = Store::with_options(&dir.url(), options).unwrap();
-    store.limiter("api", "1/1h").unwrap().open().unwrap();
-    let stopped = Child::run(|| {
-        fault::at("deciding", || crate::common::raise(libc::SIGSTOP));
-        store.override_limit("api", "2/1h", None).unwrap();
-    });
-    stopped.wait_until_stopped();
-    let new = store.limiter("new", "1/1h").unwrap();
-    let waits = std::thread::spawn(move || {
-        let mut seat = Seat::new(Waiter::new("", 1).timeout(Some(Duration::from_millis(80))));
-        seat.step(&*new)
-    });
-    wait_until("its time is up", || waits.is_finished());
-    assert!(matches!(waits.join().unwrap(), Ok(Step::Expired(_))));
-    stopped.signal(libc::SIGCONT);
-    stopped.join();
-}
-
 /// A worker that stops has no later pass in which it could give its places back.
 #[cfg(feature = "fault-points")]
 #[test]

@@ -21,6 +21,8 @@ mod full_of_rings;
 mod heads;
 mod identity;
 mod joint_storms;
+#[cfg(feature = "fault-points")]
+mod opening;
 mod overtaking;
 #[cfg(feature = "fault-points")]
 mod pairs;

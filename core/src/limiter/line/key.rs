@@ -29,7 +29,7 @@ use crate::permit::RawPermit;
 use crate::policy;
 use crate::state::Unwritten;
 use crate::time::{Tick, from_ticks, grace_ticks};
-use crate::waiting::MayWait;
+use crate::waiting::{AtOnce, MayWait};
 use held::HeldPlace;
 use queue::Waiting;
 use std::cell::Cell;
@@ -163,15 +163,18 @@ impl KeyLine {
             (self.ask_at, self.looks, self.turn, self.is_joint) = (now, 0, None, false);
             self.behind = [0; 2];
         } else {
-            // An invalid key, or a weight that can never start, is an error before the caller waits.
+            // An invalid key, or a weight that can never start, is an error before the caller waits. (While the store is busy, it is
+            // an error when the limiter is asked for its start.)
+            let slice = if self.is_blocked { Duration::ZERO } else { pass.slice };
             let left = from_ticks(deadline.saturating_sub(now)).max(pass.slice);
             let check = || pass.limiter.check_waiter(key, weight);
-            match MayWait::in_slices(pass.began, Duration::MAX, left, check) {
-                Err(Error::WouldWait) if MayWait::here() == MayWait::UntilTimeout => {
+            match MayWait::in_slices(pass.began, slice, left, check) {
+                Err(Error::WouldWait) if MayWait::here() == MayWait::UntilTimeout && pass.now() >= deadline => {
                     pass.limiter.sent_away(key, weight);
                     out.push((rank, Outcome::Expired(LOOK_AGAIN)));
                     return Ok(());
                 }
+                Err(Error::WouldWait) if MayWait::here() == MayWait::UntilTimeout => {}
                 checked => checked?,
             }
             let soonest = self.soonest(pass, self.units.saturating_add(weight), now);
@@ -208,6 +211,7 @@ impl KeyLine {
         if std::mem::take(&mut self.is_moved) && self.shown.get().is_some() {
             let first = self.first_without().map(|rank| self.waiters[&rank].shown_as(rank));
             if self.shown.get().is_changed(first) {
+                let _at_once = AtOnce::enter();
                 limiter.show_next(first, &self.shown);
                 // It may have the turn now.
                 (self.turn, self.ask_at) = (None, 0);

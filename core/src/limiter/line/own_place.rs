@@ -50,8 +50,13 @@ impl OwnPlace {
             Ok(Presented::Wait { place, after }) => {
                 self.place = place;
                 self.due = now.saturating_add(patience_ticks(after));
-                (self.due > self.deadline || now >= self.deadline).then(|| match limiter.cancel_place(&place) {
-                    Ok(()) => Outcome::Expired(from_ticks(self.due - now)),
+                let cancel = || MayWait::in_slice(Instant::now(), slice, || limiter.cancel_place(&place));
+                (self.due > self.deadline || now >= self.deadline).then(|| match cancel() {
+                    Err(Error::WouldWait) if MayWait::here() != MayWait::UntilTimeout => {
+                        Outcome::Failed(Error::WouldWait)
+                    }
+                    // (If it cannot be given back now, the place expires unused.)
+                    Ok(()) | Err(Error::WouldWait) => Outcome::Expired(from_ticks(self.due - now)),
                     Err(error) => Outcome::Failed(error),
                 })
             }

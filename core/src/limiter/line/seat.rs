@@ -16,7 +16,7 @@ use crate::limiter::events::{Call, reporting_errors};
 use crate::limiter::{Attempt, Limiter};
 use crate::permit::RawPermit;
 use crate::time::{Clock, Tick, from_ticks};
-use crate::waiting::{InLine, MayWait};
+use crate::waiting::{AtOnce, InLine, MayWait};
 use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -322,11 +322,11 @@ impl Seat {
         };
         shared.last += 1;
         let rank = (self.priority, shared.last);
+        let (pass, mut out) = (Pass::new(limiter, self.line(), clock), Out::new());
         if shared.line.is_empty() {
             shared.bell = limiter.read_bell(self.line());
         }
-        let mut out = Out::new();
-        let pass = Pass { has_bell: shared.bell.is_some(), ..Pass::new(limiter, self.line(), clock) };
+        let pass = Pass { has_bell: shared.bell.is_some(), ..pass };
         let joined = shared.line.join(&pass, (rank, waiter), asked, &mut out);
         shared.line.write_taken(&pass, &mut out);
         shared.publish(out);
@@ -352,7 +352,8 @@ impl SharedLine {
             // Read before anything is asked: a later completion rings once more.
             self.bell = pass.limiter.read_bell(pass.key);
             let mut out = Out::new();
-            let pass = &Pass { has_bell: self.bell.is_some(), _in_line: InLine::enter(), ..*pass };
+            let pass =
+                &Pass { has_bell: self.bell.is_some(), _in_line: InLine::enter(), _at_once: AtOnce::enter(), ..*pass };
             self.line.advance(pass, &mut out);
             self.line.write_taken(pass, &mut out);
             self.publish(out);
@@ -433,7 +434,7 @@ fn sleep_in(handle: &Handle, limiter: &dyn Limiter, (key, rank): (&str, Rank), c
         (nap, shared.bell.filter(|_| leads), shared.line.calls())
     };
     match bell {
-        Some(bell) => limiter.sleep_on_bell(key, bell, nap, calls),
+        Some(bell) => MayWait::in_slice(Instant::now(), nap, || limiter.sleep_on_bell(key, bell, nap, calls)),
         None => doze(limiter, key, clock, nap),
     }
     let mut shared = lock(handle);
@@ -453,6 +454,7 @@ fn doze(limiter: &dyn Limiter, key: &str, clock: &Clock, nap: Duration) {
     if woken.is_late() {
         return;
     }
+    let _at_once = AtOnce::enter();
     let is_short = || limiter.window(key).is_ok_and(|window| window.is_some_and(|window| window < SHORT_WINDOW));
     if nap > Duration::from_secs(1) || !is_short() {
         return thread::park_timeout(nap);

@@ -1,6 +1,7 @@
 //! Whose turn is next among the lines of one driver, where tenants share the limit: each tenant has a line, and all are one.
 
 use crate::limiter::Limiter;
+use crate::waiting::AtOnce;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -39,6 +40,7 @@ impl TenantLines {
         if !limiter.is_shared() {
             return None;
         }
+        let _at_once = AtOnce::enter();
         let first = limiter.next_line(&|at| self.shown.contains_key(&at));
         if std::mem::replace(&mut self.first, first) == first {
             return None;

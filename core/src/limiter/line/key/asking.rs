@@ -57,12 +57,12 @@ impl KeyLine {
     /// Takes places, or starts, for the first waiters that have none. `asked` is the reply for the first of them, if
     /// the limiter was just asked.
     pub(super) fn fill(&mut self, pass: &Pass, mut asked: Option<Claim>, out: &mut Out) {
-        let window = pass.window();
-        let (is_bounded, is_shared) = (pass.limiter.has_bounded_queue(), pass.limiter.is_shared());
+        let is_shared = pass.limiter.is_shared();
         // The first request is made even in a late thread, so that a joining caller learns whether units are free.
         let mut is_first = true;
         while let Some(rank) = self.first_without() {
-            let now = pass.now();
+            // (The first request may open the limit.)
+            let (now, window, is_bounded) = (pass.now(), pass.window(), pass.limiter.has_bounded_queue());
             if self.quiet.is_some_and(|quiet| quiet.rank != rank) {
                 (self.quiet, self.ask_at) = (None, self.ask_at.min(now));
             }

@@ -6,7 +6,7 @@ use crate::limiter::Limiter;
 use crate::limiter::line::{is_over, slice};
 use crate::permit::RawPermit;
 use crate::time::{Clock, Tick, from_ticks, patience_ticks};
-use crate::waiting::InLine;
+use crate::waiting::{AtOnce, InLine};
 use std::time::{Duration, Instant};
 
 /// For how many keys a driver checks as often as for one: all of them are some 25,000 checks a second.
@@ -36,14 +36,16 @@ pub(in crate::limiter::line) struct Pass<'a> {
     pub most: usize,
     /// What a line asks for is in the order of lines already.
     pub _in_line: InLine,
+    /// Only what a line asks in a slice waits: a look that it could do without would keep its waiters past their deadlines.
+    pub _at_once: AtOnce,
 }
 
 impl<'a> Pass<'a> {
     pub fn new(limiter: &'a dyn Limiter, key: &'a str, clock: &'a Clock) -> Pass<'a> {
         let slice = slice(limiter);
         let began = Instant::now();
-        let (keys, most, _in_line) = (1, usize::MAX, InLine::enter());
-        Pass { limiter, key, clock, began, slice, keys, has_bell: false, is_behind: false, most, _in_line }
+        let (keys, most, _in_line, _at_once) = (1, usize::MAX, InLine::enter(), AtOnce::enter());
+        Pass { limiter, key, clock, began, slice, keys, has_bell: false, is_behind: false, most, _in_line, _at_once }
     }
 
     pub(super) fn now(&self) -> Tick {
@@ -74,8 +76,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Returns the window of the limit, in ticks. (A limit that cannot be read reports its error when it is asked for a
-    /// start.)
+    /// Returns the window of the limit, in ticks. (A limit that is not open yet is opened when it is asked for a start, and reports
+    /// its error then.)
     pub(super) fn window(&self) -> Tick {
         self.limiter.window(self.key).ok().flatten().map_or(Tick::MAX, patience_ticks)
     }

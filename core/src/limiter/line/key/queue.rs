@@ -1,6 +1,7 @@
 //! The queue of a key: who waits, for what, in which order, and how a wait ends.
 
 use super::{KeyLine, Out, Pass, TakenStart};
+use crate::decision::LOOK_AGAIN;
 use crate::error::Error;
 use crate::limiter::Limiter;
 use crate::limiter::line::shown::NOTICES;
@@ -8,10 +9,11 @@ use crate::limiter::line::{First, Outcome, Rank};
 use crate::permit::RawPermit;
 use crate::policy::Share;
 use crate::time::{Tick, from_ticks, patience_ticks};
+use crate::waiting::MayWait;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The most places that a line holds.
 const MAX_PLACES: usize = 256;
@@ -168,7 +170,7 @@ impl KeyLine {
     pub(super) fn admit(&mut self, pass: &Pass, wanted: &Wanted, permit: RawPermit, out: &mut Out) {
         let Some(rank) = self.first_of(wanted) else {
             // No waiter wants it.
-            let _ = pass.limiter.cancel(&permit);
+            let _ = MayWait::in_slice(Instant::now(), pass.slice, || pass.limiter.cancel(&permit));
             return;
         };
         let Some(waiting) = self.forget(rank) else { return };
@@ -205,10 +207,12 @@ impl KeyLine {
     /// Removes the waiters that timed out.
     pub fn expire(&mut self, pass: &Pass, out: &mut Out) {
         let now = pass.now();
+        // Nobody knows more before the store answers.
+        let least = if self.is_blocked { LOOK_AGAIN } else { Duration::ZERO };
         while let Some(&(deadline, rank)) = self.deadlines.first()
             && deadline <= now
         {
-            let after = from_ticks(self.earliest(pass, rank).saturating_sub(now));
+            let after = from_ticks(self.earliest(pass, rank).saturating_sub(now)).max(least);
             self.send_away(pass, rank, after, out);
         }
     }

@@ -4,6 +4,7 @@ use super::pausing::{ASKS_APART, LOOK_SOONER, LOOK_SOONER_ON_A_SERVER};
 use super::{KeyLine, Pass};
 use crate::error::Error;
 use crate::time::{Tick, patience_ticks};
+use crate::waiting::MayWait;
 
 /// A waiter whose place would be sooner by less than this keeps its place.
 pub(super) const WORTH_MOVING: Tick = 50_000;
@@ -40,7 +41,9 @@ impl KeyLine {
             if has_returned { pass.limiter.quiet_peek(key, weight) } else { pass.limiter.peek_again(key, weight) };
         let seen = match peek {
             Ok(seen) => seen,
-            Err(Error::WouldWait) => return (self.is_blocked, self.blocked_until) = (true, 0),
+            Err(Error::WouldWait) if MayWait::here() != MayWait::UntilTimeout => {
+                return (self.is_blocked, self.blocked_until) = (true, 0);
+            }
             Err(_) => return self.look_sooner_at = now + LOOK_SOONER,
         };
         self.returned = returned;

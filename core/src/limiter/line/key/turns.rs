@@ -13,6 +13,7 @@ use crate::limiter::{Limiter, Reserved};
 use crate::permit::RawPermit;
 use crate::policy;
 use crate::time::{Tick, from_ticks, grace_ticks, patience_ticks};
+use crate::waiting::MayWait;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -144,7 +145,7 @@ impl TurnLine {
         policy::check_shares(share)?;
         let grace = grace_ticks("grace", grace)?;
         let hold = timeout.map_or(Tick::MAX, patience_ticks);
-        pass.limiter.quiet_peek(key, weight)?;
+        MayWait::in_slice(pass.began, Duration::MAX, || pass.limiter.quiet_peek(key, weight))?;
         let now = pass.now();
         if self.line.waiters.is_empty() {
             self.line.looks = 0;
@@ -287,7 +288,6 @@ impl TurnLine {
 
     /// Takes places for the first waiters that have none, as many as there are workers that may be free by then.
     fn fill(&mut self, pass: &Pass, offer: &mut Offer, notices: &mut Notices) {
-        let (near, far) = offer.graces(pass.window());
         while let Some(rank) = self.line.first_without() {
             let now = pass.now();
             if now < self.line.ask_at {
@@ -298,8 +298,8 @@ impl TurnLine {
                 return;
             }
             let asked = match pass.limiter.is_shared() {
-                true => self.ask_in_turn(pass, rank, near, offer),
-                false => self.ask(pass, rank, (near, far), offer),
+                true => self.ask_in_turn(pass, rank, offer),
+                false => self.ask(pass, rank, offer),
             };
             match asked {
                 Ok(Asked::Place) if pass.limiter.is_shared() => {
@@ -338,7 +338,7 @@ impl TurnLine {
     }
 
     /// Asks the limiter for the first waiter that has nothing.
-    fn ask(&mut self, pass: &Pass, rank: Rank, (near, far): (Duration, Duration), offer: &Offer) -> Result<Asked> {
+    fn ask(&mut self, pass: &Pass, rank: Rank, offer: &Offer) -> Result<Asked> {
         let Waiting { wanted, hold, since, .. } = &self.line.waiters[&rank];
         let (wanted, hold, since) = (wanted.clone(), *hold, *since);
         let (key, weight) = (wanted.key(pass.key), wanted.weight);
@@ -382,6 +382,7 @@ impl TurnLine {
                 return Ok(Asked::Later(early.min(until - asked)));
             }
         }
+        let (near, far) = offer.graces(pass.window());
         let grace = (if is_far { far } else { near }).max(from_ticks(self.line.asked()));
         let when = When { delay: Duration::ZERO, max_wait: None, grace: Some(grace), is_waiter: false };
         let reserve = |limiter: &dyn Limiter| limiter.quiet_reserve(key, weight, when);
@@ -403,7 +404,7 @@ impl TurnLine {
 
     /// Asks where tenants share the limit: the line is one of those of all tenants, and asks when it has the turn. No waiter
     /// gets a place far ahead, which would keep the other tenants out.
-    fn ask_in_turn(&mut self, pass: &Pass, rank: Rank, near: Duration, offer: &Offer) -> Result<Asked> {
+    fn ask_in_turn(&mut self, pass: &Pass, rank: Rank, offer: &Offer) -> Result<Asked> {
         let Waiting { wanted, hold, since, share, .. } = &self.line.waiters[&rank];
         let (wanted, hold, since, share) = (wanted.clone(), *hold, *since, *share);
         let (key, weight) = (wanted.key(pass.key), wanted.weight);
@@ -432,7 +433,7 @@ impl TurnLine {
         // A start may complete at any time, but a gate opens at a known time.
         let (mut after, mut is_certain) = (seen.retry_after.min(seen.reset_after), false);
         if is_ours && pass.limiter.has_places() {
-            let least = from_ticks(self.line.asked());
+            let (least, (near, _)) = (from_ticks(self.line.asked()), offer.graces(pass.window()));
             let terms = Terms {
                 most: Some(from_ticks(horizon)),
                 grace: near.max(least),
@@ -452,7 +453,7 @@ impl TurnLine {
                     return Ok(Asked::Place);
                 }
                 // (It asked for a place.)
-                Claim::Started(permit) => pass.limiter.cancel(&permit)?,
+                Claim::Started(permit) => self.line.ask_alone(pass, |limiter| limiter.cancel(&permit))?,
                 Claim::Denied { after: wait, is_certain: certain } => (after, is_certain) = (wait, certain),
                 Claim::Behind { .. } => {}
                 Claim::Full { after: wait } => after = wait,
@@ -466,7 +467,7 @@ impl TurnLine {
 
     /// Converts a place to the text that leaves with the waiter. A place that has no text goes back.
     fn text_of(&mut self, pass: &Pass, place: RawPermit) -> Result<String> {
-        match pass.limiter.to_text(&place) {
+        match MayWait::in_slice(pass.began, Duration::MAX, || pass.limiter.to_text(&place)) {
             Ok(text) => {
                 pass.limiter.drop_place(&place);
                 Ok(text)
