@@ -81,9 +81,9 @@ pub(crate) fn take_back(policy: &Policy, history: &mut History, start: StartId, 
 /// Takes this many units of a start from its parts, and removes starts that have none left. Returns how many were not
 /// there.
 ///
-/// The older units of a key may have been left out of its cells, and part of a start with them. It is one of those that are no
-/// earlier than the start. The earliest of these are taken: so what remains counts for as long as what should remain, or
-/// for longer.
+/// Units that a key's cells could not hold were left out of them, the oldest first: a start's may be among those. They are no
+/// earlier than the start, in whichever entry they are. So the earliest such entries give theirs: what remains counts for as long
+/// as what should remain, or for longer.
 pub(crate) fn take_units(
     policy: &Policy,
     history: &mut History,
