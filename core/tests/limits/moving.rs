@@ -79,7 +79,7 @@ fn a_longer_window_is_bounded_by_the_former_one_though_starts_owed() {
     }
 }
 
-/// A smaller limit keeps starts one by one, and only the newest fit. The one before them was only counted.
+/// A smaller limit keeps starts one by one, and only the newest fit. The end of one that did not fit once took a later one's units.
 #[test]
 fn a_start_that_a_smaller_limit_left_out_takes_no_later_one_back() {
     for ((first, then), key) in
@@ -106,7 +106,7 @@ fn a_start_that_a_smaller_limit_left_out_takes_no_later_one_back() {
     }
 }
 
-/// The first debt moves the key into other cells. Its other starts are still found there.
+/// The first debt moves the key into other cells. There its other starts were once not found: their debts and cancels were lost.
 #[test]
 fn starts_of_one_moment_are_settled_one_by_one() {
     let (store, _clock) = on_a_manual_clock();
@@ -123,7 +123,7 @@ fn starts_of_one_moment_are_settled_one_by_one() {
     }
 }
 
-/// Permits of before a clear take nothing back, whatever numbers the key's starts have since.
+/// Later starts once had numbers that made permits of before a clear look like theirs.
 #[test]
 fn permits_of_cleared_starts_take_nothing_back() {
     for cleared in ["", "key"] {

@@ -3,7 +3,7 @@
 // *They are used again.* Each takes some gigabytes of its program's addresses until it is collected, however little of them it uses. A
 // browser has room for a hundred or so, and may collect too late: then a program that leads often, or opens many stores, cannot begin.
 
-/** How many of them stay, and how many bytes one may have. */
+/** How many of them stay, and how many bytes one may have: larger ones are collected. */
 const IDLE = 4;
 const BYTES = 8e6;
 
